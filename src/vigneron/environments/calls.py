@@ -3,7 +3,8 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import cache, partial
@@ -56,34 +57,63 @@ class Calls:
     def __init__(self, concurrency: int, timeout_s: float) -> None:
         self._concurrency, self._timeout_s = concurrency, timeout_s
         self._threads = environment_threads(concurrency)
-        self._free = asyncio.Semaphore(concurrency)
         self._awaited: set[Future[Any]] = set()
+        # Of the event loop's thread.
+        self._queue: deque[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = deque()
+        self._running = 0
 
-    def start(self, function: Callable[..., Any], *arguments: Any) -> Call:
-        if inspect.iscoroutinefunction(function):
+    def start(self, functions: Sequence[Callable[[], Any]]) -> list[Call]:
+        """Call each of them; those of coroutines with one message to the event loop, since each wakes its thread."""
+        coroutines: list[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = []
+        calls = []
+        for function in functions:
+            if not inspect.iscoroutinefunction(function):
+                calls.append(self._in_thread(function))
+                continue
             # A call may have to wait for those before it, and one that blocks the event loop is late too.
             deadline = time.monotonic() + (1 + len(self._awaited) // self._concurrency) * self._timeout_s
-            future = asyncio.run_coroutine_threadsafe(self._in_turn(function, *arguments), event_loop())
+            future: Future[Any] = Future()
             self._awaited.add(future)
             future.add_done_callback(self._awaited.discard)
-            return Call(future, partial(_wait_until, future, deadline), self._timeout_s)
+            coroutines.append((future, function))
+            calls.append(Call(future, partial(_wait_until, future, deadline), self._timeout_s))
+        if coroutines:
+            event_loop().call_soon_threadsafe(self._begin, coroutines)
+        return calls
+
+    def _in_thread(self, function: Callable[[], Any]) -> Call:
         try:
-            call = self._threads.submit(lambda: self._called(function, *arguments), self._timeout_s)
+            call = self._threads.submit(lambda: self._called(function), self._timeout_s)
             return Call(call.result, call.wait, self._timeout_s)
         except TooManyHang as error:
             refused: Future[Any] = Future()
             refused.set_exception(CallFailed(f"was not called: {error}"))
             return Call(refused, refused.exception, self._timeout_s)
 
-    async def _in_turn(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        async with self._free:
-            return await within(lambda: function(*arguments), self._timeout_s)
-
-    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        result = function(*arguments)
+    def _called(self, function: Callable[[], Any]) -> Any:
+        result = function()
         if inspect.isawaitable(result):  # of a callable that only looks like a function
             return asyncio.run_coroutine_threadsafe(within(lambda: result, self._timeout_s), event_loop()).result()
         return result
+
+    def _begin(self, calls: Sequence[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = ()) -> None:
+        """On the event loop: begin as many of these and of the queue as may run."""
+        self._queue.extend(calls)
+        while self._queue and self._running < self._concurrency:
+            future, function = self._queue.popleft()
+            if future.set_running_or_notify_cancel():
+                self._running += 1
+                task = asyncio.get_running_loop().create_task(within(function, self._timeout_s))
+                task.add_done_callback(partial(self._end, future))
+
+    def _end(self, future: "Future[Any]", task: "asyncio.Task[Any]") -> None:
+        self._running -= 1
+        error = CallFailed("was cancelled") if task.cancelled() else task.exception()
+        if error is None:
+            future.set_result(task.result())
+        else:
+            future.set_exception(error)
+        self._begin()
 
 
 def _wait_until(future: "Future[Any]", deadline: float) -> BaseException | None:
@@ -104,16 +134,26 @@ async def within(function: Callable[[], Awaitable[Any]], limit_s: float) -> Any:
         except (SystemExit, KeyboardInterrupt) as error:  # else they would end the event loop's thread
             raise CallFailed(f"called exit({getattr(error, 'code', '')})") from error
 
-    task = asyncio.ensure_future(contained())
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(contained())
+    over: asyncio.Future[None] = loop.create_future()  # the task has ended, or its time has
+
+    def end(*_: Any) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    task.add_done_callback(end)
+    timer = loop.call_later(limit_s, end)
     # Not `wait_for`, which waits for a task that does not let itself be cancelled.
     try:
-        done, _ = await asyncio.wait({task}, timeout=limit_s)
-        if not done:
+        await over
+        if not task.done():
             raise TookTooLong
         if task.cancelled():
             raise CallFailed("was cancelled")
         return task.result()
     finally:
+        timer.cancel()
         task.cancel()
         task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 

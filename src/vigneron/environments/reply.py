@@ -89,9 +89,7 @@ def _message(given: Any) -> Message:
 def checked_log(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise BadReply("`log` should be a dict with texts as keys")
-    log: dict[str, Any] = _plain({name: _number(value) for name, value in given.items()}, "`log`")
-    if len(json.dumps(log)) > LONGEST_LOG:
-        raise BadReply(f"`log` should have at most {LONGEST_LOG} characters")
+    log: dict[str, Any] = _plain({name: _number(value) for name, value in given.items()}, "`log`", LONGEST_LOG)
     return log
 
 
@@ -100,11 +98,14 @@ def _number(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
 
 
-def _plain(given: Any, what: str) -> Any:
-    """As JSON has it: what is kept with the sample, and written into a prompt."""
+def _plain(given: Any, what: str, most: float = math.inf) -> Any:
+    """As JSON has it, in at most so many characters: what is kept with the sample, and written into a prompt."""
     try:
         text = json.dumps(given, ensure_ascii=False, allow_nan=False)
         text.encode()  # no half of a pair of surrogates
-        return json.loads(text)
+        plain = json.loads(text)
     except Exception as error:  # a cycle, an object, a depth
         raise BadReply(f"{what} cannot be written as JSON: {first_line(error)}") from None
+    if len(text) > most:
+        raise BadReply(f"{what} should have at most {most} characters")
+    return plain

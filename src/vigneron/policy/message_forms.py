@@ -5,6 +5,7 @@ A template that cannot write a form drops it, or writes Python's notation of it;
 
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +15,16 @@ from vigneron.policy.chat_template import TemplateError, render
 
 Message = Mapping[str, Any]
 NO_MESSAGES = 'must be a list of {"role": …, "content": …} messages'
+
+
+def copied(value: Any) -> Any:
+    """A deep copy, several times quicker than Python's for what JSON has."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(part) for key, part in value.items()}
+    if kind is list:
+        return [copied(part) for part in value]
+    return value if kind in (str, int, float, bool) or value is None else deepcopy(value)
 
 
 def is_message(value: Any) -> bool:

@@ -24,19 +24,44 @@ def reply_ids(
 
     `last` is the answer's last token: if it is not the one that ends turns, or calls, that of turns is added.
     """
-    end = turn_end_ids(tokenizer)
-    closing = _special(tokenizer, len(tokenizer), last)
-    frame = _frame(tokenizer, str(tokenizer.chat_template), *_shape(messages[-1], reply, tools), closing)
-    if frame is not None:
-        around = Conversation.of(tokenizer, reply)
-        ids = around.ids(frame.filled([around.text(i) for i in range(len(reply))]))
-        closed = frame.closed
-    else:
-        whole = Conversation.of(tokenizer, [*messages, *reply], tools)
-        text, closed = whole.after(len(messages) - 1, closing)
-        ids = whole.ids(text)
-    missing = end if end and last not in end and not closed else []
-    return (*missing, *ids)
+    return replies_ids(tokenizer, [Answered(messages, reply, last)], tools)[0]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A conversation that ends with an answer, and the reply to it; `last` is the answer's last token."""
+
+    messages: Sequence[Message]
+    reply: Sequence[Message]
+    last: int
+
+
+def replies_ids(tokenizer: Any, answered: Sequence[Answered], tools: Any = None) -> list[tuple[int, ...]]:
+    """`reply_ids` of several; texts that occur more than once are tokenized once."""
+    end, tools_json = turn_end_ids(tokenizer), json.dumps(tools, default=str)
+    ids: list[Sequence[int]] = [()] * len(answered)
+    closed = [False] * len(answered)
+    plain: dict[str, list[int]] = {}
+    for i, each in enumerate(answered):
+        closing = _special(tokenizer, len(tokenizer), each.last)
+        shape = _shape(each.messages[-1], each.reply)
+        frame = _frame(tokenizer, str(tokenizer.chat_template), *shape, tools_json, closing)
+        if frame is not None:
+            around = Conversation.of(tokenizer, each.reply)
+            text, closed[i] = frame.filled([around.text(n) for n in range(len(each.reply))]), frame.closed
+        else:
+            around = Conversation.of(tokenizer, [*each.messages, *each.reply], tools)
+            text, closed[i] = around.after(len(each.messages) - 1, closing)
+        if around.mark:
+            ids[i] = around.ids(text)
+        else:
+            plain.setdefault(text, []).append(i)
+    encoded = Conversation(tokenizer, ()).encode(list(plain))
+    for places, of_text in zip(plain.values(), encoded, strict=True):
+        for i in places:
+            ids[i] = of_text
+    missing = [end if end and e.last not in end and not c else [] for e, c in zip(answered, closed, strict=True)]
+    return [(*before, *of_reply) for before, of_reply in zip(missing, ids, strict=True)]
 
 
 @lru_cache(maxsize=1024)
@@ -68,11 +93,11 @@ class _Frame:
         return "".join(part for pair in zip(self.between, [*parts, ""], strict=True) for part in pair)
 
 
-def _shape(answer: Message, reply: Sequence[Message], tools: Any) -> tuple[str, str, str]:
+def _shape(answer: Message, reply: Sequence[Message]) -> tuple[str, str]:
     """All but the contents, as JSON: replies of one shape differ in their texts alone."""
     calls = [{"id": call.get("id"), "name": name} for call, name in _calls(answer)]
     others = [{key: value for key, value in message.items() if key != "content"} for message in reply]
-    return json.dumps(calls, default=str), json.dumps(others, default=str), json.dumps(tools, default=str)
+    return json.dumps(calls, default=str), json.dumps(others, default=str)
 
 
 def _calls(answer: Message) -> list[tuple[Any, str]]:

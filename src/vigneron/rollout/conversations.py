@@ -4,9 +4,9 @@ The policy's turns are sampled by the engine, which reads the replies into the c
 twice: a turn stays as it was sampled, and a reply is written by the chat template between two turns.
 """
 
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -17,14 +17,15 @@ from vigneron.data.prompts import Row, texts_of
 from vigneron.distributed import ranks
 from vigneron.environments.build import Environments
 from vigneron.environments.calls import Call, CallFailed, Calls, raised
-from vigneron.environments.reply import BadReply, Environment, Reply, checked_reply
+from vigneron.environments.reply import BadReply, Environment, checked_reply
 from vigneron.errors import UserError
 from vigneron.policy.chat import stop_at
-from vigneron.policy.message_forms import Message
+from vigneron.policy.message_forms import Message, copied
 from vigneron.policy.model import Policy
-from vigneron.policy.reply_tokens import reply_ids
+from vigneron.policy.reply_tokens import Answered, replies_ids
 from vigneron.rollout.engine.request import Completions, Turn
 from vigneron.rollout.engine.sample import rank_share, sample, sample_on_all_ranks, sampled_share
+from vigneron.rollout.reply_draft import Draft
 
 ERROR = "environment_error"
 """The extra with what went wrong in a sample's environment: it has no reward then."""
@@ -42,9 +43,6 @@ SEED_TURN = 2**20 - 1
 """The seed of an environment is the draw of a turn that no conversation has."""
 LARGEST_SEED = 2**31 - 1
 """What numpy's and Python's generators take."""
-SHORTENED = "\n[the rest is cut]"
-LONGEST_TOKEN = 32
-"""Characters: a reply that is longer by this measure is cut before it is tokenized."""
 
 
 @dataclass
@@ -88,7 +86,7 @@ class Conversations:
 
     def _make(self, row: Row, seed: int, transcript: Transcript) -> Environment | None:
         try:
-            return self._environments.make(deepcopy(dict(row)), seed)
+            return self._environments.make(copied(dict(row)), seed)
         except Exception as error:  # user code: it takes its sample out
             transcript.error = f"{raised(error)} when it was made"
             return None
@@ -100,15 +98,17 @@ class Conversations:
     def ask(self, turns: Sequence[Turn]) -> None:
         texts = texts_of(self._tokenizer, [turn.ids for turn in turns])
         raws = texts_of(self._tokenizer, [self._without_end(turn) for turn in turns], skip_special=False)
+        functions = []
         for turn, text, raw in zip(turns, texts, raws, strict=True):
             transcript, environment = self.transcripts[turn.sample], self._instances[turn.sample]
             transcript.spans.append((turn.start, turn.start + len(turn.ids)))
             transcript.messages.append(_message(environment, text, raw))
-            call = None
             if environment is not None:
                 # A copy, which a user may change.
-                call = self._calls.start(environment.reply, deepcopy(self._conversation(turn.sample)))
-            self._pending[turn.sample] = (turn, call)
+                functions.append(partial(environment.reply, copied(self._conversation(turn.sample))))
+        calls = iter(self._calls.start(functions))
+        for turn in turns:
+            self._pending[turn.sample] = (turn, None if self._instances[turn.sample] is None else next(calls))
 
     def _without_end(self, turn: Turn) -> tuple[int, ...]:
         return turn.ids[:-1] if turn.ids and turn.ids[-1] in self._ends else turn.ids
@@ -118,18 +118,24 @@ class Conversations:
         return [*self._rows[sample]["prompt"], *self.transcripts[sample].messages]
 
     def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
-        ids = [self._continued(sample) for sample in samples]
+        drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
+        ids = self._written(drafts)
+        for number, of_reply in ids.items():
+            if self.transcripts[number].spans[-1][1] + len(of_reply) >= self._rooms[number]:
+                ids[number] = self._cut(number, "context")
+            else:
+                self.transcripts[number].messages += drafts[number].messages()
         for number, call in self._cut_calls.items():
             self._add_last_reward(self.transcripts[number], call)
         self._cut_calls = {}
-        return ids
+        return [ids.get(sample, ()) for sample in samples]
 
-    def _cut(self, sample: int, why: Literal["length", "context", "turns"]) -> tuple[int, ...]:
+    def _cut(self, sample: int, why: Literal["length", "context", "turns"]) -> tuple[()]:
         """End a conversation that its environment has not ended, which may score what is there."""
         self.transcripts[sample].cut = why
         cut = getattr(self._instances[sample], "cut", None)
         if cut is not None:
-            self._cut_calls[sample] = self._calls.start(cut)
+            self._cut_calls[sample] = self._calls.start([cut])[0]
         return ()
 
     def _add_last_reward(self, transcript: Transcript, call: Call) -> None:
@@ -141,57 +147,44 @@ class Conversations:
         transcript.rewards[-1] += reply.reward or 0.0
         transcript.logs[-1] |= dict(reply.log)
 
-    def _continued(self, sample: int) -> tuple[int, ...]:
-        """The tokens that the sample reads next; none if its conversation is over."""
+    def _next(self, sample: int) -> Draft | None:
+        """What the sample reads next; None if its conversation is over."""
         turn, call = self._pending.pop(sample)
         transcript = self.transcripts[sample]
         if call is None:
-            return ()
+            return None
         try:
             reply = checked_reply(call.result())
         except (CallFailed, BadReply) as error:
             transcript.error = str(error)
-            return ()
+            return None
         transcript.rewards.append(reply.reward or 0.0)
         transcript.logs.append(dict(reply.log))
         if reply.done:
             transcript.cut = None if turn.ended else "length"
-            return ()
-        if not turn.ended:
-            return self._cut(sample, "length")
-        if len(transcript.spans) == self._options.max_turns:
-            return self._cut(sample, "turns")
-        messages, ids = self._written(transcript, reply, sample, turn.ids[-1])
-        if transcript.spans[-1][1] + len(ids) >= self._rooms[sample]:
-            return self._cut(sample, "context")
-        transcript.messages += messages
-        return ids
+        elif not turn.ended:
+            self._cut(sample, "length")
+        elif len(transcript.spans) == self._options.max_turns:
+            self._cut(sample, "turns")
+        else:
+            return Draft.of(reply, turn.ids[-1], self._options.max_reply_tokens)
+        return None
 
-    def _written(
-        self, transcript: Transcript, reply: Reply, sample: int, last: int
-    ) -> tuple[list[Message], tuple[int, ...]]:
-        """The reply's messages and tokens, its longest texts cut if it is too long."""
+    def _written(self, drafts: Mapping[int, Draft]) -> dict[int, tuple[int, ...]]:
+        """The tokens of each reply, its longest texts cut if it is too long."""
         most = self._options.max_reply_tokens
-        given: list[Any] = list(reply.messages)
-        texts = [str(message["content"]) for message in given]
-        kept = [min(len(text), most * LONGEST_TOKEN) for text in texts]
-        while True:
-            messages = [
-                {**message, "content": text if length == len(text) else text[:length] + SHORTENED * (length > 0)}
-                for message, text, length in zip(given, texts, kept, strict=True)
-            ]
-            ids = reply_ids(self._tokenizer, self._conversation(sample), messages, last, self._environments.tools)
-            if kept != [len(text) for text in texts]:
-                transcript.logs[-1]["shortened"] = True
-            if len(ids) <= most:
-                return list(messages), ids
-            longest = max(range(len(kept)), key=kept.__getitem__)
-            if not kept[longest]:
-                raise UserError(
-                    f"environment.max_reply_tokens: the chat template alone takes {len(ids)} tokens of a reply: "
-                    f"set it above {most}"
-                )
-            kept[longest] = min(kept[longest] - 1, kept[longest] * most // len(ids))
+        ids: dict[int, tuple[int, ...]] = {}
+        left = list(drafts)
+        while left:
+            answered = [Answered(self._conversation(s), drafts[s].messages(), drafts[s].last) for s in left]
+            ids |= zip(left, replies_ids(self._tokenizer, answered, self._environments.tools), strict=True)
+            left = [sample for sample in left if len(ids[sample]) > most]
+            for number in left:
+                drafts[number].shorten(len(ids[number]), most)
+        for number, draft in drafts.items():
+            if draft.is_cut:
+                self.transcripts[number].logs[-1]["shortened"] = True
+        return ids
 
 
 def _message(environment: Environment | None, text: str, raw: str) -> Message:

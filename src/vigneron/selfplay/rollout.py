@@ -5,7 +5,6 @@ All episodes go on together, round by round. Samples of one role and row are a g
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +20,7 @@ from vigneron.environments.calls import CallFailed, Calls, raised
 from vigneron.environments.game import Game, Round, checked_round
 from vigneron.environments.reply import BadReply
 from vigneron.errors import UserError
+from vigneron.policy.message_forms import copied
 from vigneron.rollout.build import RolloutParts
 from vigneron.rollout.conversations import LARGEST_SEED, SEED_TURN, transcript_extras, transcript_metrics
 from vigneron.rollout.on_policy import OnPolicy
@@ -177,20 +177,24 @@ class Episodes:
         rounds: dict[int, Round | str] = {}
         for episode, (row, seed) in enumerate(zip(self.rows, self._seeds, strict=True)):
             try:
-                self._games.append(self.games.make(deepcopy(dict(row)), seed))
+                self._games.append(self.games.make(copied(dict(row)), seed))
             except Exception as error:  # user code: it takes its episode out
                 self._games.append(None)
                 rounds[episode] = f"{raised(error)} when it was made"
-        calls = {e: self._calls.start(game.start) for e, game in enumerate(self._games) if game is not None}
-        return rounds | {episode: self._round(call) for episode, call in calls.items()}
+        made = {episode: game.start for episode, game in enumerate(self._games) if game is not None}
+        return rounds | self._rounds(made)
 
     def _played(self, turns: Mapping[int, Mapping[str, str]]) -> dict[int, Round | str]:
-        calls = {}
+        plays = {}
         for episode, texts in turns.items():
             game = self._games[episode]
             assert game is not None
-            calls[episode] = self._calls.start(game.play, dict(texts))
-        return {episode: self._round(call) for episode, call in calls.items()}
+            plays[episode] = partial(game.play, dict(texts))
+        return self._rounds(plays)
+
+    def _rounds(self, functions: Mapping[int, Callable[[], Any]]) -> dict[int, Round | str]:
+        calls = self._calls.start(list(functions.values()))
+        return {episode: self._round(call) for episode, call in zip(functions, calls, strict=True)}
 
     def _round(self, call: Any) -> Round | str:
         try:

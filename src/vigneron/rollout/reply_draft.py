@@ -1,0 +1,51 @@
+"""A reply of an environment before it is tokenized: its longest texts are cut until it fits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vigneron.environments.reply import Reply
+from vigneron.errors import UserError
+from vigneron.policy.message_forms import Message
+
+SHORTENED = "\n[the rest is cut]"
+LONGEST_TOKEN = 32
+"""Characters: a reply that is longer by this measure is cut before it is tokenized."""
+
+
+@dataclass
+class Draft:
+    """A reply whose texts may have to be cut."""
+
+    given: Sequence[Message]
+    last: int
+    """The last token of the turn before it."""
+    kept: list[int]
+    """Characters of each text."""
+
+    @classmethod
+    def of(cls, reply: Reply, last: int, most: int) -> "Draft":
+        """`most` are the tokens that it may have."""
+        given: list[Any] = list(reply.messages)
+        return cls(given, last, [min(len(message["content"]), most * LONGEST_TOKEN) for message in given])
+
+    @property
+    def is_cut(self) -> bool:
+        return self.kept != [len(message["content"]) for message in self.given]
+
+    def messages(self) -> list[Message]:
+        return [
+            message if length == len(text) else {**message, "content": text[:length] + SHORTENED * (length > 0)}
+            for message, length in zip(self.given, self.kept, strict=True)
+            for text in [message["content"]]
+        ]
+
+    def shorten(self, tokens: int, most: int) -> None:
+        """Cut the longest text, because the reply has so many tokens."""
+        longest = max(range(len(self.kept)), key=self.kept.__getitem__)
+        if not self.kept[longest]:
+            raise UserError(
+                f"environment.max_reply_tokens: the chat template alone takes {tokens} tokens of a reply: "
+                f"set it above {most}"
+            )
+        self.kept[longest] = min(self.kept[longest] - 1, self.kept[longest] * most // tokens)
