@@ -133,6 +133,8 @@ class StepTimes:
         self._work, self._watch = work, watch
         self.recorder = Recorder(work)
         self.held = 0
+        self.details: list[dict[str, float]] = []
+        """Seconds of the phases inside the rollout, of every step."""
 
     def notice(self, text: str) -> None: ...
 
@@ -146,8 +148,17 @@ class StepTimes:
             self.held = torch.cuda.memory_allocated()
         for name, phases in PARTS.items():
             self.recorder.charge(name, sum(self._watch.seconds.get(phase, 0.0) for phase in phases))
+        inside = {name: seconds for name, seconds in self._watch.seconds.items() if name.startswith("rollout/")}
+        self.details.append(inside)
         if self.recorder.end_step():
             raise Enough
+
+    def with_details(self, measurement: Measurement) -> Measurement:
+        """With the times inside the rollout, of the measured steps."""
+        measured = self.details[len(self.details) - len(measurement.step_seconds) :]
+        names = sorted({name for inside in measured for name in inside})
+        inside = {name: tuple(step.get(name, 0.0) for step in measured) for name in names}
+        return replace(measurement, phase_seconds={**measurement.phase_seconds, **inside})
 
 
 PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+reward": ("reward", "advantage")}
@@ -161,7 +172,8 @@ def measure(work: Work, model: Path | None = None, rows: list[dict[str, Any]] | 
         with suppress(Enough):
             loop.train(run, view)
         memory = view.recorder.memory.taken(view.held)
-        return view.recorder.finish("ours", {"microbatch_tokens": run.config.microbatch_tokens}, memory)
+        measured = view.recorder.finish("ours", {"microbatch_tokens": run.config.microbatch_tokens}, memory)
+        return view.with_details(measured)
 
 
 def measure_sampling(work: Work) -> Measurement:

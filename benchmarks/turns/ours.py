@@ -79,9 +79,8 @@ def measure(work: TurnsWork, model: Path) -> list[Result]:
             loop.train(run, view)
         memory = view.recorder.memory.taken(view.held)
         settings = {"microbatch_tokens": run.config.microbatch_tokens, **changes(work)["environment"]}
-        return by_wait(
-            view.recorder.finish("ours", settings, memory), view.counts, work.ours, machine(work.step.device)
-        )
+        measured = view.with_details(view.recorder.finish("ours", settings, memory))
+        return by_wait(measured, view.counts, work.ours, machine(work.step.device))
 
 
 def measure_single(work: TurnsWork, model: Path, tokens: int) -> Result:

@@ -78,9 +78,19 @@ def faults(results: Mapping[str, Result]) -> list[str]:
     return [fault for fault in found if fault is not None]
 
 
+def inside_sampling(results: Mapping[str, Result]) -> list[str]:
+    """Where the time of our sampling goes."""
+    return [
+        f"{name}: of its sampling, " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in inside)
+        for name, result in results.items()
+        if (inside := [(n.removeprefix("rollout/"), s) for n, s in result.measurement.phases().items() if "/" in n])
+    ]
+
+
 def lines(work: TurnsWork, results: Mapping[str, Result]) -> list[str]:
     return [
         *table(HEADER, [_row(result) for result in results.values()]),
+        *inside_sampling(results),
         *(f"ratio {name} {value:.2f}" for name, value in ratios(work, results)),
     ]
 
@@ -125,6 +135,7 @@ def section(work: TurnsWork, records: Records) -> str:
             + ", ".join(f"{name} {number}" for name, number in versions.items() if name != "vigneron")
             + f"; commit {commits}. Seconds are medians of steps; turns, calls and tokens are per sample.",
             _markdown(HEADER, [_row(result) for result in results.values()]),
+            *inside_sampling(results),
             "\n".join(["```", *(f"ratio {name} {value:.2f}" for name, value in found.items()), "```"]),
         ]
     return "\n\n".join(parts)

@@ -18,6 +18,7 @@ from vigneron.run_store.speed import speed_of
 from vigneron.run_store.status import State, status_of, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View, show_evaluation
+from vigneron.training.garbage import unwatched_objects
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.out_of_memory import explained_memory
@@ -65,7 +66,8 @@ def train(run: Run, view: View) -> None:
     reason: str | None = "it ended unexpectedly"
     try:
         memory, disk = explained_memory(run.config), full_disk_errors(folder.path)
-        with memory, disk, CurveIndex(folder, view.notice) as curves:
+        objects = unwatched_objects(collect=run.policy.device.type == "cuda")
+        with memory, disk, objects, CurveIndex(folder, view.notice) as curves:
             _train(run, view, curves)
         state, reason = "finished", None
     except Stopped as stopped:

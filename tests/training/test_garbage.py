@@ -1,0 +1,46 @@
+"""Cycles that are made during a run are collected during it; those from before, after it."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from vigneron.training.garbage import unwatched_objects
+
+
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    """The suite's own process has frozen its objects."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_exists_is_left_alone_until_the_end() -> None:
+    before = Cycle()
+    old = weakref.ref(before)
+    with unwatched_objects(collect=False):
+        assert gc.get_freeze_count() > 0
+        with unwatched_objects(collect=False):  # a run inside a run ends nothing
+            pass
+        assert gc.get_freeze_count() > 0
+        del before
+        new = weakref.ref(Cycle())
+        gc.collect()
+        assert new() is None
+        assert old() is not None
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert old() is None
+
+
+def test_what_nobody_uses_is_freed_first() -> None:
+    unused = weakref.ref(Cycle())
+    with unwatched_objects(collect=True):
+        assert unused() is None
