@@ -172,11 +172,14 @@ def _attend(
     """Attention by a mask; causal without one."""
     if not modifiers.plain:
         return capped_attention(query, key, value, allowed, scale, *_capped(modifiers))
-    shares = query.shape[1] != key.shape[1]
-    causal = allowed is None
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=shares
-    )
+    sharing = query.shape[1] // key.shape[1]
+    if allowed is None:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=sharing > 1)
+    # Queries that share a key head follow each other in the sequence dimension: with a mask and `enable_gqa` SDPA has
+    # no kernel on a GPU, repeats the keys and writes all scores.
+    folded = query.unflatten(1, (key.shape[1], sharing)).flatten(2, 3)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=allowed.repeat(1, 1, sharing, 1), scale=scale)
+    return out.unflatten(2, (sharing, query.shape[2])).flatten(1, 2)
 
 
 def _prompt_mask(local: Any, before: int, width: int, device: torch.device) -> Tensor | None:
