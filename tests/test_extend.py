@@ -101,8 +101,7 @@ def counting(parts, options: SlotOptions):
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_methods.py").write_text(OWN_METHODS)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "own_methods", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
 
 
 CRITIC = {"method": {"name": "own_methods:with_critic"}, "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2}}

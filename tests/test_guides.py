@@ -3,7 +3,6 @@
 What is changed: the model, and the numbers of steps and samples. The pages in a browser have tests of their own."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ SAMPLED = ["steps=1", "model.device=cpu", "prompts_per_step=2", "group_size=2", 
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The reader's folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    for module in ("rewards", "my_tools"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 

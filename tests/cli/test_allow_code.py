@@ -1,7 +1,6 @@
 """A rubric is data: its `flow: python` runs a function only with `--allow-code`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a rubric that writes a file when its function is imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "hostile_functions", raising=False)
     source = (
         f"open({str(tmp_path / MARKER)!r}, 'w').close()\ndef score(completions, **_): return [0.5] * len(completions)\n"
     )

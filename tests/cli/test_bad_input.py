@@ -200,7 +200,6 @@ class TestReward:
         function: str,
         parts: tuple[str, ...],
     ) -> None:
-        monkeypatch.setattr(sys, "path", list(sys.path))
         (tmp_path / "bad_rewards_of_mine.py").write_text("number = 5\n", encoding="utf-8")
         (tmp_path / "broken_rewards_of_mine.py").write_text("def reward(:\n", encoding="utf-8")
         (tmp_path / "raising_rewards_of_mine.py").write_text(
@@ -224,8 +223,6 @@ class TestReward:
 def test_python_reward_that_does_wrong(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, parts: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "wrong_rewards_of_mine", raising=False)
     module = tmp_path / "wrong_rewards_of_mine.py"
     module.write_text(f"def reward(prompts, completions, **columns):\n    {body}\n", encoding="utf-8")
     reward = {"kind": "python", "function": "wrong_rewards_of_mine:reward"}
@@ -236,8 +233,6 @@ def test_python_reward_that_does_wrong(
 def test_a_python_reward_may_have_answers_of_any_kind(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "fine_rewards_of_mine", raising=False)
     module = tmp_path / "fine_rewards_of_mine.py"
     module.write_text(
         "def reward(prompts, completions, answer, **columns):\n    return [float(a[0]) for a in answer]\n"

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -59,7 +58,6 @@ def rubric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "verb_functions.py").write_text(FUNCTIONS, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "verb_functions", raising=False)
     path = tmp_path / "mine.yaml"
     path.write_text(RUBRIC, encoding="utf-8")
     return path

@@ -1,7 +1,6 @@
 """Row 24 of the fault table: a canary for a key, in every place a key can come from, and in no file and no output."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +22,6 @@ PASSWORD = "hunter-canary-55aa"
 @pytest.fixture(autouse=True)
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
@@ -141,7 +139,6 @@ def reward(prompts, completions, **columns):
 def test_an_exception_with_the_key_in_it(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a reward of one's own: on the terminal, in status.json, and in the traceback of --debug."""
     (tmp_path / "leaking_rewards.py").write_text(REWARD.replace("{password}", PASSWORD))
-    monkeypatch.delitem(sys.modules, "leaking_rewards", raising=False)
     recipe = write_recipe(tmp_path, tiny_folder, reward={"kind": "python", "function": "leaking_rewards:reward"})
     answer = vigneron("train", recipe, "--name", "one")
     assert answer.code == 2

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -109,7 +108,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
         "eval_every": 2,
         "save_every": 0,
     }
-    sys.modules.pop("report_functions", None)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(place))
         return api.train(check_config(given, "tiny"), name="grape", runs=place).folder

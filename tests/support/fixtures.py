@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import random
 import shutil
 import sys
@@ -50,6 +51,16 @@ def mkldnn_as_it_was() -> Iterator[None]:
     before: bool = torch.backends.mkldnn.enabled  # type: ignore[assignment]
     yield
     torch.backends.mkldnn.set_flags(before)
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote in a temporary folder is forgotten after it, and so is what it put on `sys.path`:
+    another test may have a module of the same name."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    forget_modules(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(params=["gpt2", "llama", "qwen"])
@@ -114,4 +125,18 @@ def grape_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "grape_functions.py").write_text(grape_runs.FUNCTIONS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    sys.modules.pop("grape_functions", None)
+
+
+elsewhere: set[str] = set()
+"""The names of modules that are known not to be temporary: there are thousands, and each is looked at once."""
+
+
+def forget_modules(folder: Path) -> None:
+    """Modules and packages whose files lie in a folder are imported anew by whoever needs them next."""
+    for name in sys.modules.keys() - elsewhere:
+        known = getattr(sys.modules.get(name), "__dict__", {})  # asking a lazy module for an attribute could import it
+        places = (known.get("__file__"), *(known.get("__path__") or ()))
+        if any(place.startswith(f"{folder}{os.sep}") for place in places if isinstance(place, str)):
+            sys.modules.pop(name, None)
+        else:
+            elsewhere.add(name)
