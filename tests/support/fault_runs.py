@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 import yaml
 
-from support import TESTS
+from support import importing_support
 from support.tiny_runs import held_out_of, tiny_recipe, write_data
 from vigneron import api
 from vigneron.distributed import ranks
@@ -195,8 +195,7 @@ def started(target: Any, *arguments: Any, environment: Mapping[str, str] | None 
         return _start(multiprocessing.get_context("spawn"), environment, target, arguments)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.preloaded"])
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with patch.dict(os.environ, PYTHONPATH=path):  # else the server cannot import what is preloaded, and says nothing
+    with patch.dict(os.environ, importing_support()):  # else what is preloaded is not imported, without a word
         forkserver.ensure_running()
     return _start(context, environment, target, arguments)
 

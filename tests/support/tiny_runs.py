@@ -1,11 +1,13 @@
 """Small runs on a tiny model, in this process or in one of their own."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from support import importing_support
 from vigneron.config import Config
 from vigneron.recipe import check_config
 
@@ -65,10 +67,9 @@ def tiny_config(folder: Path, data: Path, **changes: Any) -> Config:
 
 
 def run_python(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A process of its own, so that it may be killed."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=check, timeout=300
-    )
+    """A process of its own, so that it may be killed; it can import `support`, as the tests can."""
+    command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, **importing_support()}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=check, timeout=300)
 
 
 def final_state(folder: Path) -> dict[str, bytes]:

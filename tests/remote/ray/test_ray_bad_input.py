@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from support import TESTS
 from support.minimal_recipe import line_of
 from support.ray_clusters import local_cluster, ray_config, write_data
 from support.servers import chat, serving
@@ -127,14 +126,13 @@ def test_a_node_without_the_models_files(tmp_path: Path, tiny_folder: Path, monk
     (snapshot.parent.parent / "refs" / "main").write_text("0" * 40)
     code = """
 import sys
-sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from support.ray_clusters import local_cluster, ray_config, write_data
 from vigneron import api
 from vigneron.errors import UserError
 with local_cluster(0) as cluster:
-    cluster.add_node(num_cpus=1, env_vars={"HF_HOME": sys.argv[2] + "/empty"})
-    folder = Path(sys.argv[2])
+    cluster.add_node(num_cpus=1, env_vars={"HF_HOME": sys.argv[1] + "/empty"})
+    folder = Path(sys.argv[1])
     config = ray_config(Path("vine/tiny"), write_data(folder), actors=1, steps=1)
     try:
         api.train(config, name="run", runs=folder)
@@ -143,7 +141,7 @@ with local_cluster(0) as cluster:
 """
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    said = run_python(code, str(TESTS), str(tmp_path)).stdout
+    said = run_python(code, str(tmp_path)).stdout
     line = next(line for line in said.splitlines() if line.startswith("LINE"))
     assert "model: cannot load 'vine/tiny': " in line
     assert "(on the Ray node " in line
