@@ -14,6 +14,7 @@ import pytest
 CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "vine-and-trellis"
 LOOPBACK = "127.0.0.1"
+WAIT_MS = 20_000
 
 
 @contextmanager
@@ -76,6 +77,15 @@ def chromium() -> Iterator[Any]:
             browser.close()
 
 
+def expecting(locator: Any) -> Any:
+    """Playwright's `expect`, with as long to wait as a page has. Unlike `wait_for_function` with an expression, which
+    evaluates a string time and again, it does nothing that the policy of our pages forbids."""
+    from playwright.sync_api import expect  # not where the browser is missing
+
+    expect.set_options(timeout=WAIT_MS)
+    return expect(locator)
+
+
 class Complaints(list[str]):
     """What a page should never do: log an error, open a dialog, raise, or send a request to another machine."""
 
@@ -97,9 +107,12 @@ class Complaints(list[str]):
             self.append(f"external request: {url}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Skipped without Chromium; failed where VIGNERON_NEED_BROWSER=1 says that it must be there."""
+    """Skipped without Chromium; failed where VIGNERON_NEED_BROWSER=1 says that it must be there.
+
+    A file's, and no longer: while Playwright runs, this thread has an event loop, and the tests of other files could
+    not start theirs."""
     reason = reason_to_skip()
     if reason is not None:
         if os.environ.get("VIGNERON_NEED_BROWSER") == "1":
@@ -117,7 +130,7 @@ def browser_page(browser: Any) -> Iterator[Any]:
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(WAIT_MS)
     page.complaints = Complaints()
     page.complaints.watch(page)
     yield page

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import served
+from support.browser import expecting, served
 from support.labelling import read_jsonl, session_of, write_rows
 from support.talking_runs import talking_run
 from vigneron.report.html import write_report
@@ -75,7 +75,7 @@ def test_turns_calls_results_rewards_and_what_is_trained(address: str, browser_p
     assert [text.split("\n")[1] for text in real] == ["trained", "not trained"] * (len(real) // 2) + ["trained"]
     page.get_by_label("Kind").select_option("eval")
     page.get_by_text("samples of step 2").wait_for()
-    page.wait_for_function("document.querySelectorAll('.conversation').length === 3")
+    expecting(page.locator(".conversation")).to_have_count(3)
     assert page.locator(".trained").count() == 0
     card(page, 0).get_by_role("link", name="over the steps").click()
     page.get_by_text("6 samples, the newest first").wait_for()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from support.browser import served
+from support.browser import expecting, served
 from support.command_line import vigneron
 from support.labelling import make_run, read_jsonl, sample, session_of, write_rows
 from vigneron import api
@@ -32,9 +32,7 @@ def opened(browser_page: Any, session: Session, kind: Kind) -> Iterator[Any]:
 
 
 def _expect(page: Any) -> Any:
-    from playwright.sync_api import expect  # not where the browser is missing
-
-    return expect(page.locator("#progress"))
+    return expecting(page.locator("#progress"))
 
 
 def press(page: Any, key: str, then: str) -> None:

@@ -102,7 +102,7 @@ def test_the_payloads_do_harm_where_nothing_is_escaped(plain_context: Any, paylo
     if page.locator("#go").count():
         page.locator("#go").click()
     if "owned" in payload.text:
-        page.wait_for_function("globalThis.owned === 1")
+        page.wait_for_function("() => globalThis.owned === 1")
     page.close()
 
 
