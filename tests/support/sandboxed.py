@@ -33,3 +33,11 @@ def scorer(**options: Any) -> CodeGrader:
 def graded(code: str, *tests: str, **options: Any) -> Verdict:
     (verdict,) = scorer(**options)([GraderInput("q", code, {"tests": list(tests)})])
     return verdict
+
+
+def grader(timeout_s: float = 1.0) -> CodeGrader:
+    return scorer(timeout_s=timeout_s)
+
+
+def graded_on(row: dict[str, Any], codes: list[str]) -> list[Verdict]:
+    return grader()([GraderInput("q", code, row) for code in codes])

@@ -2,9 +2,8 @@
 
 import pytest
 
-from rewards.graders.test_reward_hacks import grader
 from support.reward_hacks import ROWS
-from support.sandboxed import needs_sandbox
+from support.sandboxed import grader, needs_sandbox
 from vigneron.sources.verdict import GraderInput
 
 pytestmark = [pytest.mark.slow, needs_sandbox]

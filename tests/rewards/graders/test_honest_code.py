@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rewards.graders.test_reward_hacks import grader
-from support.sandboxed import needs_sandbox
+from support.sandboxed import grader, needs_sandbox
 from vigneron.sources.verdict import GraderInput
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rewards.graders.test_reward_hacks import graded, grader
-from support.sandboxed import needs_sandbox
+from support.sandboxed import graded_on, grader, needs_sandbox
 from vigneron.sources.verdict import GraderInput
 
 pytestmark = pytest.mark.slow
@@ -219,7 +218,7 @@ EVASIONS: dict[str, tuple[str, Any]] = {
 def test_every_form_is_called() -> None:
     for code, score in ((WRONG, 0), (RIGHT, 1)):
         rows = {name: row if isinstance(row, dict) else {"tests": row} for name, row in CALLED.items()}
-        verdicts = {name: graded([code], row)[0] for name, row in rows.items()}
+        verdicts = {name: graded_on(row, [code])[0] for name, row in rows.items()}
         assert {name: (v.reasoning, v.why) for name, v in verdicts.items() if v.score != score} == {}
 
 
@@ -229,7 +228,7 @@ def test_what_tests_nothing_is_missing_for_every_program_and_says_how_to_write_i
         for name, (row, why) in MISSING.items():
             if code.startswith("raise") and ("use the code" in why or "named 'numpy" in why or "fixture" in why):
                 continue  # known only after the test has run, and the code fails before
-            (verdict,) = graded([code], row if isinstance(row, dict) else {"tests": row})
+            (verdict,) = graded_on(row if isinstance(row, dict) else {"tests": row}, [code])
             assert verdict.score is None, name
             assert verdict.why is not None
             assert why in verdict.why, name
