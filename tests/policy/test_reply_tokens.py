@@ -12,7 +12,7 @@ from vigneron.data.prompts import prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy import reply_tokens
 from vigneron.policy.chat import Conversation, add_chat_tokens, turn_end_ids
-from vigneron.policy.reply_tokens import reply_ids
+from vigneron.policy.reply_tokens import Answered, replies_ids, reply_ids
 
 QUESTION = {"role": "user", "content": "How many?"}
 ANSWER = {"role": "assistant", "content": "About ten"}
@@ -134,6 +134,21 @@ def test_a_turn_without_its_end_gets_one() -> None:
     (end,) = turn_end_ids(reader)
     ended = reply_ids(reader, [QUESTION, ANSWER], [REPLY], end)
     assert reply_ids(reader, [QUESTION, ANSWER], [REPLY], 17) == (end, *ended)
+
+
+def test_several_replies_have_the_tokens_of_each() -> None:
+    """Equal texts are tokenized once; text that looks like a delimiter, and a turn without its end, by themselves."""
+    reader = real_templates.smollm2()
+    reader.chat_template = real_templates.template("qwen2_5")
+    (end,) = turn_end_ids(reader)
+    several = [
+        Answered([QUESTION, ANSWER], [reply], last)
+        for reply, last in ((REPLY, end), (FORGED, end), (REPLY, end), (REPLY, 17), (QUESTION, end))
+    ]
+    found = replies_ids(reader, several)
+    assert found == [reply_ids(reader, each.messages, each.reply, each.last) for each in several]
+    assert found[0] == found[2]
+    assert len({*found}) == 4
 
 
 def test_minted_tokens_and_refusals() -> None:

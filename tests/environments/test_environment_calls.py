@@ -1,0 +1,97 @@
+"""Calls beside the sampling: as many at a time as are allowed, in their order, and one that is given up is not made."""
+
+import asyncio
+from functools import partial
+from threading import Event
+from typing import Any
+
+import pytest
+
+from vigneron.environments.calls import CallFailed, Calls, within
+from vigneron.threads import TookTooLong, event_loop
+
+LONG_S = 60.0
+
+
+def test_as_many_run_at_a_time_as_are_allowed_and_in_their_order() -> None:
+    running: list[int] = []
+    most: list[int] = []
+    order: list[int] = []
+
+    async def call(number: int) -> int:
+        running.append(number)
+        order.append(number)
+        most.append(len(running))
+        await asyncio.sleep(0)
+        running.remove(number)
+        return number * number
+
+    calls = Calls(3, LONG_S)
+    started = calls.start([partial(call, n) for n in range(6)]) + calls.start([partial(call, n) for n in (6, 7)])
+    assert [each.result() for each in started] == [n * n for n in range(8)]
+    assert max(most) == 3
+    assert order == list(range(8))
+
+
+def test_functions_coroutines_and_faults_each_have_their_result() -> None:
+    async def raises() -> None:
+        raise KeyError("rose")
+
+    async def leaves() -> None:
+        raise SystemExit(3)
+
+    async def forty() -> int:
+        return 40
+
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    functions: list[Any] = [raises, lambda: 2, forty, leaves, cancels, lambda: forty()]
+    results: list[Any] = []
+    for call in Calls(2, LONG_S).start(functions):
+        try:
+            results.append(call.result())
+        except CallFailed as error:
+            results.append(str(error).partition(" (")[0])
+    assert results == ["raised KeyError: 'rose'", 2, 40, "called exit(3)", "was cancelled", 40]
+
+
+def test_what_waits_behind_a_blocked_loop_is_given_up_and_never_called() -> None:
+    release, called = Event(), []
+
+    async def blocks() -> None:
+        release.wait()
+
+    async def never() -> None:
+        called.append(True)
+
+    calls = Calls(1, 0.01)
+    try:
+        for call in calls.start([blocks, never]):
+            with pytest.raises(CallFailed, match=r"took longer than 0\.01 s"):
+                call.result()
+    finally:
+        release.set()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), event_loop()).result()
+    assert not called
+
+
+def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left() -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if done.is_set():
+                    raise
+
+    async def late() -> str:
+        try:
+            await within(stubborn, 0.0)
+        except TookTooLong:
+            return "late"
+        return "in time"
+
+    done = Event()
+    assert asyncio.run_coroutine_threadsafe(late(), event_loop()).result() == "late"
+    done.set()
