@@ -1,6 +1,7 @@
 """Calls beside the sampling: as many at a time as are allowed, in their order, and one that is given up is not made."""
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from threading import Event
 from typing import Any
@@ -77,21 +78,22 @@ def test_what_waits_behind_a_blocked_loop_is_given_up_and_never_called() -> None
 
 
 def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left() -> None:
-    async def stubborn() -> None:
-        while True:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                if done.is_set():
-                    raise
-
     async def late() -> str:
+        release, ended = asyncio.Event(), asyncio.Event()
+
+        async def stubborn() -> None:
+            while not release.is_set():
+                with suppress(asyncio.CancelledError):
+                    await release.wait()
+            ended.set()
+
         try:
             await within(stubborn, 0.0)
         except TookTooLong:
             return "late"
+        finally:
+            release.set()
+            await ended.wait()
         return "in time"
 
-    done = Event()
     assert asyncio.run_coroutine_threadsafe(late(), event_loop()).result() == "late"
-    done.set()
