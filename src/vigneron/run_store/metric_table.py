@@ -329,6 +329,8 @@ METRICS = (
            "Seconds of the step, without evaluating and saving. This section is in timings.jsonl."),
     Metric("speed/tokens_per_second", "tokens per second", "up", "", SPEED,
            "Tokens of the step's completions per second of the whole step."),
+    Metric("speed/gpu_percent", "GPU use", "up", "", SPEED,
+           "Percent of the step's last second, or less, in which the GPU was busy. Needs nvidia-ml-py."),
     Metric("memory/host_gb", "host memory", None, "", SPEED, "Memory of the training process after the step, in GB."),
     Metric("memory/gpu_gb", "GPU memory", None, "", SPEED,
            "GPU memory that torch and the sampler's cache hold after the step, in GB."),

@@ -9,12 +9,14 @@ from vigneron.run_store.folder import record_of
 from vigneron.values import is_number
 
 TIMINGS = "timings.jsonl"
+GPU_PERCENT = "speed/gpu_percent"
 
 
 def speed_of(record: Mapping[str, Any]) -> dict[str, float]:
     """Under the names of the table of metrics."""
     seconds, tokens = record.get("seconds"), record.get("tokens")
-    speed = {name: float(value) for name, value in record.items() if name.startswith("memory/") and is_number(value)}
+    measured = {n: v for n, v in record.items() if n == GPU_PERCENT or n.startswith("memory/")}
+    speed = {name: float(value) for name, value in measured.items() if is_number(value)}
     if is_number(seconds) and seconds is not None and seconds > 0:
         speed["speed/step_seconds"] = float(seconds)
         if is_number(tokens) and tokens is not None:

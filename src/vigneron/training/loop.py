@@ -22,7 +22,7 @@ from vigneron.training.garbage import unwatched_objects
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
 from vigneron.training.out_of_memory import explained_memory
-from vigneron.training.peak_memory import PeakMemory, memory_now
+from vigneron.training.peak_memory import GpuUse, PeakMemory, memory_now
 from vigneron.training.run import Run
 from vigneron.training.signals import Stopped, StopRequest
 
@@ -105,7 +105,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             curves.add({"step": 0, **metrics})
             show_evaluation(view, run, metrics)
         start_timing()
-        peaks = PeakMemory(run.policy.device)
+        peaks, use = PeakMemory(run.policy.device), GpuUse(run.policy.device)
         while run.step < config.steps:
             began = time.perf_counter()
             output.begin_step(run.step + 1)
@@ -120,6 +120,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             run.policy.version = run.step
             last = run.step == config.steps
             seconds = time.perf_counter() - began
+            use_of_step = use.now()  # before evaluating
             with phase("keep samples"):
                 output.keep_samples(batch, run.step, "train")
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
@@ -131,7 +132,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 "seconds": round(seconds, 4),
                 "tokens": sum(batch.samples.widths),
             }
-            record |= {**_start_seconds(), **memory_now(run.policy.device), **peaks.risen()}
+            record |= {**_start_seconds(), **memory_now(run.policy.device), **peaks.risen(), **use_of_step}
             run.folder.append("timings.jsonl", record)
             curves.add({"step": run.step, **metrics, **speed_of(record)})
             view.step(run, metrics, batch, seconds)

@@ -1,4 +1,4 @@
-"""Measured memory, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
+"""Measured memory and use of the GPU, for timings.jsonl: unlike metrics, it need not be the same after a resume."""
 
 import os
 from contextlib import suppress
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from vigneron.rollout.engine import cuda_memory
+from vigneron.run_store.speed import GPU_PERCENT
 from vigneron.values import GB
 
 RISE = 1.01
@@ -25,6 +26,21 @@ def memory_now(device: torch.device) -> dict[str, float]:
     if device.type == "cuda":
         held["memory/gpu_gb"] = round((torch.cuda.memory_allocated(device) + cuda_memory.held_bytes(device)) / GB, 3)
     return held
+
+
+@dataclass
+class GpuUse:
+    device: torch.device
+    _known: bool = True
+
+    def now(self) -> dict[str, float]:
+        """How much of the last second, or less, the GPU was busy, in percent. Known where nvidia-ml-py is installed."""
+        if self.device.type == "cuda" and self._known:
+            try:
+                return {GPU_PERCENT: float(torch.cuda.utilization(self.device))}
+            except Exception:  # no package, no driver, no permission: a run goes on without it
+                self._known = False
+        return {}
 
 
 @dataclass
