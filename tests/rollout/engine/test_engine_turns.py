@@ -1,6 +1,9 @@
 """Conversations in the engine: replies are read into the cache that is there, and every turn is what a plain model
 would draw, whatever the rows, the order of replies and the waiting."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +18,7 @@ from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.by_turns import sample_by_turns
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
-from vigneron.rollout.engine.request import Request
+from vigneron.rollout.engine.request import Request, Turn
 from vigneron.rollout.engine.sample import sample, sampler_of
 
 REPLY = st.integers(1, 6) | st.integers(8, 12)  # those that are read one token a step, and in a chunk
@@ -84,6 +87,43 @@ def test_turns_as_requests_of_their_own_draw_the_same(kind: str) -> None:
         assert torch.equal(other.truncated_B, one.truncated_B)
         torch.testing.assert_close(other.behaviour_BT, one.behaviour_BT, atol=1e-5, rtol=0)
         torch.testing.assert_close(other.prompt_hidden_BH, one.prompt_hidden_BH, atol=1e-5, rtol=0)
+
+
+def test_replies_are_asked_for_while_others_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's next steps are begun before the host works on the turns that have ended."""
+    policy = tiny_policy("llama")
+    policy.eos_ids = frozenset(range(0, 256, 5))
+    engine = sampler_of(policy)
+    assert isinstance(engine, Engine)
+    sample(policy, [[1]], max_new_tokens=2, max_tokens=12, replies=Scripted([[3]], 12))  # its checks decode too
+    steps, asked, taken = [0], {}, {}
+    decode = engine.decode
+
+    def counted(*arguments: Any) -> None:
+        steps[0] += 1
+        decode(*arguments)
+
+    class Noting(Scripted):
+        def ask(self, turns: Sequence[Turn]) -> None:
+            super().ask(turns)
+            asked.update({turn.sample: (steps[0], len(turn.ids)) for turn in turns if turn.start == 0})
+
+        def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
+            taken.update({sample: steps[0] for sample in samples if sample not in taken})
+            return super().take(samples)
+
+    monkeypatch.setattr(engine, "decode", counted)
+    prompts = [[5 + i, 6] for i in range(6)]
+    script = Noting([[3]] * 6, 40, patience=2)
+    done = sample(policy, prompts, max_new_tokens=12, max_tokens=40, sampling=Sampling(), replies=script)
+    check(policy, prompts, done, script, Sampling())
+    longest = max(length for _, length in asked.values())
+    others = {sample: (step, length) for sample, (step, length) in asked.items() if length < longest - 2}
+    assert len(others) > 2
+    for sampled, (step, length) in others.items():
+        seen = max(1, length - 1)  # its first token was drawn by the prefill; the first look is after a step
+        assert step == seen + 1  # under way
+        assert taken[sampled] == seen + 2  # due after two steps, of which the second is under way
 
 
 def test_a_stop_string_ends_a_turn_and_one_in_a_reply_does_not() -> None:

@@ -66,6 +66,8 @@ class Schedule:
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
         self.clock = 0  # decode steps
         self.awaiting: dict[int, int] = {}  # samples that wait for a reply, and since when
+        self.unasked: list[Turn] = []  # turns of theirs that nobody was told of yet
+        self.answers: dict[int, tuple[int, ...]] = {}  # replies that are known before they are due
         self.finished: set[int] = set()  # samples whose conversation is over
         self.turn = [0] * len(request.prompt_ids)  # the number of each sample's turn
         self.begin = [0] * len(request.prompt_ids)  # the tokens before it
@@ -80,6 +82,7 @@ class Schedule:
             with phase("decode"):
                 for _ in range(steps):
                     self.engine.decode(self.size, self.request.sampling)
+                self._prepare_replies(steps)
             self.clock += steps
             self.left = [max(0, left - steps) for left in self.left]
             if self.stops is not None:
@@ -160,22 +163,38 @@ class Schedule:
 
     # ------------------------------------------------------------------------------------------------ conversations
 
+    def _prepare_replies(self, steps: int) -> None:
+        """While a GPU works on decode steps: ask for replies, and take those that are due after these steps."""
+        replies = self.request.replies
+        if replies is not None:
+            self._ask()
+            due = [s for s, since in self.awaiting.items() if self.clock + steps - since >= replies.patience]
+            self.answers |= zip(due, replies.take(due), strict=True)
+
+    def _ask(self) -> None:
+        assert self.request.replies is not None
+        self.request.replies.ask(self.unasked)
+        self.unasked = []
+
     def _converse(self, running: list[bool]) -> list[int]:
-        """Ask for replies to the turns that have ended, and let rows go on whose reply is due: these are returned."""
+        """Note the turns that have ended, and let rows go on whose reply is due: these are returned."""
         replies = self.request.replies
         assert replies is not None
         closed = self.finished | self.awaiting.keys()
         new = [row for row, owner in enumerate(self.owner) if not (owner is None or running[row] or owner in closed)]
         if new:
             turns = self._turns(new)
-            replies.ask(turns)
+            self.unasked += turns
             self.awaiting |= dict.fromkeys((turn.sample for turn in turns), self.clock)
         nothing_else = not any(running)
         due = [s for s, since in self.awaiting.items() if nothing_else or self.clock - since >= replies.patience]
         if not due:
             return []
-        with phase("replies"):
-            answers = dict(zip(due, replies.take(due), strict=True))
+        if unknown := [sample for sample in due if sample not in self.answers]:
+            with phase("replies"):
+                self._ask()
+                self.answers |= zip(unknown, replies.take(unknown), strict=True)
+        answers = {sample: self.answers.pop(sample) for sample in due}
         for sample, reply in answers.items():
             del self.awaiting[sample]
             if not reply:
