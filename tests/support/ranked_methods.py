@@ -127,7 +127,8 @@ def config_of(case: str, place: Path, shard: int, device: str) -> Config:
     if "by loss" in case:
         given["curriculum"] = {"by": "loss", "start": 0.6, "every": 1}
     if method["name"] == "gad":
-        given["model"] = {"name": str(_discriminators_base(place)), "device": device}
+        # Its weights are made double below, which autocast to bfloat16, the default on a GPU, does not round.
+        given["model"] = {"name": str(_discriminators_base(place)), "device": device, "dtype": "float32"}
     if method["name"] == "grape":
         item = {
             "name": "paid",
