@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, Qwen2Config
 
+from support.tiny_models import tiny_policy
 from support.zoo import zoo_config
 from vigneron.core.draws import Sampling
 from vigneron.policy.attention import Unpacked
 from vigneron.policy.fake_policy import Holding, meta_model
 from vigneron.policy.fused_modules import fuse_modules
 from vigneron.policy.kernel_shapes import shapes_only
-from vigneron.policy.live_bytes import BLOCK
+from vigneron.policy.live_bytes import BLOCK, LiveBytes
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
@@ -138,13 +140,49 @@ def test_fused_modules_keep_less_and_a_shared_prompt_is_kept_once(family: str, p
 
 
 @pytest.mark.slow
-def test_with_checkpointing_a_layer_keeps_its_input() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_with_checkpointing_a_layer_keeps_its_input(fused: bool) -> None:
     config = deep_config("Llama")
-    whole = PassMemory(config, Holding(), WIDTH).trunk(ROWS)
-    checkpointed = PassMemory(config, Holding(checkpointing=True), WIDTH).trunk(ROWS)
+    whole = PassMemory(config, Holding(fused=fused), WIDTH).trunk(ROWS)
+    passes = PassMemory(config, Holding(checkpointing=True, fused=fused), WIDTH)
+    passes._by_running()  # fails nowhere: the rough formula is for other models
+    checkpointed = passes.trunk(ROWS)
     inputs = LAYERS * ROWS * WIDTH * config.hidden_size * 4
     assert inputs <= checkpointed.saved <= 0.4 * whole.saved
     assert checkpointed.beside_saved > whole.beside_saved  # a layer's activations, computed again
+
+
+CAST_BYTES = 4 * 512 + 3 * 1024
+"""Of a layer's matrices in bfloat16, in blocks of 512 bytes: 16 × 16 and 8 × 16 twice each, 24 × 16 three times."""
+
+
+@pytest.mark.slow
+def test_casts_of_weights_are_kept_for_the_backward_pass_alone() -> None:
+    """With checkpointing, layers cast them again; there is one at a time, not those of all layers."""
+    config = deep_config("Llama")
+    kept, again = (
+        PassMemory(config, Holding(checkpointing=checkpointing, fused=True), WIDTH).trunk(ROWS)
+        for checkpointing in (False, True)
+    )
+    assert kept.casts == LAYERS * CAST_BYTES
+    assert again.casts == 0
+    assert 0 < again.forward_casts <= 1024
+
+
+def test_a_pass_without_gradients_keeps_no_cast() -> None:
+    """Of a real model, in float32, at its last norm: a captured CUDA graph would keep the memory of all casts."""
+    policy = tiny_policy("llama")
+    policy.compute_dtype = torch.bfloat16
+    ids, positions = torch.ones(1, 8, dtype=torch.long), torch.arange(8)[None]
+    policy.trunk(ids, positions)  # finds out how attention is computed
+    linear = [module.weight for module in policy.causal.model.modules() if isinstance(module, nn.Linear)]
+    held: list[int] = []
+    policy.causal.model.norm.register_forward_pre_hook(lambda *_: held.append(live.casts))
+    for gradients in (True, False):
+        with LiveBytes(linear) as live, torch.set_grad_enabled(gradients):
+            policy.trunk(ids, positions)
+    assert held[0] >= sum(2 * weight.numel() for weight in linear)
+    assert held[1] == 0
 
 
 def test_the_head_makes_its_logits_and_the_gradient_of_its_matrix() -> None:

@@ -10,10 +10,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from vigneron.policy.architecture import auto_class, replaces_attention
 from vigneron.policy.bundled import quiet_transformers
-from vigneron.policy.checkpointing import checkpoint_layers
 from vigneron.policy.fused_modules import fuse_modules
 from vigneron.policy.held_weights import castable
-from vigneron.policy.load import _freeze_encoders
+from vigneron.policy.load import _freeze_encoders, checkpoint_activations
 from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
 
@@ -43,7 +42,7 @@ def fake_policy(config: Any, holding: Holding, layers: int, *, scorer: bool = Fa
     if getattr(causal.config.get_text_config(), "attn_logit_softcapping", None):
         causal.config._attn_implementation = "eager"
     if holding.checkpointing:
-        checkpoint_layers(causal)
+        checkpoint_activations(policy)
     _make_fake(model, {id(weight) for weight in castable(causal)} if holding.bfloat16_weights else set())
     complete = holding.fused and fuse_modules(causal)
     policy.compiled = holding.compiled and not complete

@@ -7,21 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
 
 _active = False
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Use the stand-ins meanwhile, on tensors that have no values."""
+    """Use the stand-ins meanwhile, on tensors that have no values. torch's attention is replaced by its name: a
+    `TorchFunctionMode` would be off while layers run again in a backward pass."""
     global _active
     before, _active = _active, True
+    attention = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = flash_attention
     try:
-        with _FlashAttention():
-            yield
+        yield
     finally:
         _active = before
+        functional.scaled_dot_product_attention = attention
 
 
 def is_shapes_only() -> bool:
@@ -107,8 +110,5 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-class _FlashAttention(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return _Flash.apply(*args[:3])
-        return func(*args, **(kwargs or {}))
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
+    return _Flash.apply(query, key, value)

@@ -11,9 +11,14 @@ from vigneron.policy.attention import text_config
 from vigneron.policy.fused_head import Head, matmul_fp32
 
 
-def precision(device: torch.device, compute_dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Autocast for matrix products; weights, sums and norms keep their dtype."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if compute_dtype == torch.bfloat16 else nullcontext()
+def precision(
+    device: torch.device, compute_dtype: torch.dtype, *, keeps_casts: bool = True
+) -> AbstractContextManager[Any]:
+    """Autocast for matrix products; weights, sums and norms keep their dtype. `keeps_casts`: what float32 weights are
+    cast to is kept until the end, all of it, for weights that are used again."""
+    if compute_dtype != torch.bfloat16:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=keeps_casts)
 
 
 def model_logits(causal: Any, hidden_NH: Float[Tensor, "*N H"], compute_dtype: torch.dtype) -> Float[Tensor, "*N V"]:

@@ -171,7 +171,10 @@ class Policy:
         elif apart is not None and self.text_config._attn_implementation == "eager":  # added to the scores there
             dtype = torch.float32 if self.low_precision else self.causal.dtype
             inputs["attention_mask"] = torch.where(apart, 0.0, torch.finfo(dtype).min).to(dtype)
-        with self._precision(), attention_function(self.causal.config, attention.NAME if self.own_attention else None):
+        # The backward pass needs the casts of weights; without one, and where layers run again in it, each has one use.
+        keeps_casts = torch.is_grad_enabled() and not self.activation_checkpointing
+        name = attention.NAME if self.own_attention else None
+        with self._precision(keeps_casts=keeps_casts), attention_function(self.causal.config, name):
             trunk, options = trunk_of(self.causal), {**inputs, "use_cache": False}
             out = trunk(**options) if weights is None else functional_call(trunk, weights, kwargs=options)
         return out.last_hidden_state
@@ -231,8 +234,10 @@ class Policy:
         """The trainable weights without the head."""
         return [(name, p) for name, p in trunk_of(self.causal).named_parameters() if p.requires_grad]
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        return upcast(self.model) if self._upcasts else precision(self.device, self.compute_dtype)
+    def _precision(self, *, keeps_casts: bool = True) -> AbstractContextManager[Any]:
+        if self._upcasts:
+            return upcast(self.model)
+        return precision(self.device, self.compute_dtype, keeps_casts=keeps_casts)
 
     @property
     def _upcasts(self) -> bool:
