@@ -24,10 +24,21 @@ from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import ExactKl, Scores
 from vigneron.policy.model import Policy
 from vigneron.policy.reference import Reference
+from vigneron.rollout.engine import cuda_memory
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint.read import checkpoints, load_checkpoint
+from vigneron.training.held_parts import CONTEXT_BYTES
 from vigneron.training.loop import train
-from vigneron.training.memory import fitting_tokens, probe_batch, probe_loss, with_gradients
+from vigneron.training.memory import (
+    GAPS,
+    allowed_bytes,
+    fitting_tokens,
+    free_bytes,
+    probe_batch,
+    probe_loss,
+    probe_rows,
+    with_gradients,
+)
 from vigneron.training.method_copies import (
     TRUST_REGION_VECTORS,
     Copies,
@@ -39,6 +50,7 @@ from vigneron.training.out_of_memory import explained_memory
 from vigneron.training.setup.start import start_run
 from vigneron.training.trust_region import TrustRegionUpdate
 from vigneron.training.update import Term
+from vigneron.values import GB
 
 
 def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path) -> None:
@@ -148,6 +160,25 @@ def test_vectors_of_the_trust_region() -> None:
     assert live.peak / weights == pytest.approx(TRUST_REGION_VECTORS, abs=0.2)
 
 
+def test_a_limit_includes_the_cuda_context() -> None:
+    assert allowed_bytes(10, 24 * GB, "a GPU") == 10 * GB - CONTEXT_BYTES
+    with pytest.raises(UserError, match=r"model.memory_gb: 25 GB, and a GPU has 24.0 GB"):
+        allowed_bytes(25, 24 * GB, "a GPU")
+    with pytest.raises(UserError, match=r"model.memory_gb: 0.5 GB, of which the CUDA context alone takes 0.8 GB"):
+        allowed_bytes(0.5, 24 * GB, "a GPU")
+
+
+def test_gaps_and_memory_that_torch_cannot_give_back_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GB, 50 are free. With a limit of 30, of which torch has reserved 12, 18 are left."""
+    device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (50 * GB, 80 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 12 * GB)
+    assert free_bytes(device) == pytest.approx((50 - GAPS * 80) * GB)
+    monkeypatch.setattr(cuda_memory, "_limit", 30 * GB)
+    assert free_bytes(device) == pytest.approx((18 - GAPS * 30) * GB)
+
+
 class TestProbes:
     """Bytes counted on a CPU, of the passes that `find_sizes` measures on a GPU."""
 
@@ -196,6 +227,11 @@ class TestProbes:
         policy = make_policy(llama.eval(), None, device=torch.device("cpu"))
         shared, own = ([self.peak(policy, rows, 64, own_critic=own) for rows in (32, 64)] for own in (False, True))
         assert 1.5 < (own[1] - own[0]) / (shared[1] - shared[0]) <= 2  # without temporaries twice as much
+
+    def test_the_larger_pass_has_no_more_tokens_than_are_wanted(self) -> None:
+        """2,048 and 4,096 tokens; of fewer that are wanted, half and all; at least one sample and two."""
+        assert [probe_rows(256, wanted) for wanted in (16384, 4096, 1024, 256)] == [8, 8, 2, 1]
+        assert probe_rows(3000, 16384) == 1
 
     def test_tokens_that_fit_by_hand(self) -> None:
         """300 bytes and 2 a token: 2,348 for 1,024 and 4,396 for 2,048; of 10,300 bytes four fifths of 10,000 are for

@@ -1,4 +1,4 @@
-"""The memory plan of a run: every part by hand, what must grow with what, and suggestions that reach their target."""
+"""The memory plan of a run: every part by hand, and what must grow with what."""
 
 import re
 from pathlib import Path
@@ -9,22 +9,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.memory_plans import config_of, weightless_llama
 from support.zoo import zoo_config
 from vigneron.config import Config, GameConfig
 from vigneron.config.phases import sampling_phase
-from vigneron.errors import UserError
 from vigneron.policy.bundled import SMOLLM2, bundled_model_folder
 from vigneron.policy.microbatches import fits
 from vigneron.policy.model_names import local_config
 from vigneron.policy.model_size import ModelSize, Weight, held_bytes
-from vigneron.recipe import check_config
 from vigneron.training.held_parts import CONTEXT_BYTES, HeldParts
-from vigneron.training.memory_fit import CHANGES, USABLE, Change, Fitting, changed, check_limit
+from vigneron.training.memory import GAPS
+from vigneron.training.memory_fit import check_limit
 from vigneron.training.memory_parts import CACHE, pinned_bytes
 from vigneron.training.memory_plan import RunMemory, _Counting, estimate, gpu_gigabytes
 from vigneron.training.method_copies import Copies
 from vigneron.training.peak_memory import PeakMemory
 from vigneron.training.planned_passes import passes_of
+from vigneron.training.sampling_graphs import sampling_graph_bytes
 from vigneron.values import GB, memory_text
 
 LINEAR = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24)
@@ -33,28 +34,9 @@ NORMS = 5 * 16
 WEIGHTS = LINEAR + HEAD + EMBEDDING + NORMS
 
 
-def config_of(folder: Path, **changes: Any) -> Config:
-    given: dict[str, Any] = {
-        "method": {"name": "grpo"},
-        "data": {"task": "antonyms"},
-        "reward": {"kind": "binary"},
-        "prompts_per_step": 3,
-        "group_size": 4,
-        "max_new_tokens": 12,
-        "microbatch_tokens": 64,
-        "steps": 2,
-        **changes,
-    }
-    given["model"] = {"name": str(folder), **given.get("model", {})}
-    return check_config({key: value for key, value in given.items() if value is not None}, "tiny")
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a config and no weights."""
-    folder = tmp_path_factory.mktemp("model")
-    zoo_config("Llama").save_pretrained(folder)
-    return folder
+    return weightless_llama(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +75,7 @@ def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
         "hidden states for the exact KL",
         "key/value cache",
         "drawing of tokens",
+        "CUDA graphs of sampling",
     }
 
 
@@ -116,7 +99,10 @@ def test_phases_and_totals(memory: RunMemory, model: Path) -> None:
     whole = sum(part.bytes for part in plan.parts)
     assert plan.sampling_bytes == whole - sum(found[name].bytes for name in only_update)
     assert plan.update_bytes == whole - sum(found[name].bytes for name in only_sampling)
-    assert plan.peak_bytes == max(plan.sampling_bytes, plan.update_bytes) == plan.allocated_bytes + CONTEXT_BYTES
+    assert plan.peak_bytes == max(plan.sampling_bytes, plan.update_bytes)
+    uncounted = [part for part in plan.parts if not part.by_torch]
+    assert {part.name for part in uncounted} == {"CUDA context and kernels", "CUDA graphs of sampling"}
+    assert plan.peak_bytes == plan.allocated_bytes + sum(part.bytes for part in uncounted)
     graphed = memory.plan(config_of(model))
     more = {part.name: part for part in graphed.parts if part.name not in found}
     assert set(more) == {"gradients of CUDA graphs", "activations of CUDA graphs"}
@@ -312,6 +298,25 @@ def test_an_evaluation_of_many_rows_has_the_larger_cache(memory: RunMemory, mode
     assert parts(many, narrow)["drawing of tokens"] == 10 * 260 * 4
 
 
+def test_graphs_of_sampling_keep_what_the_largest_takes(memory: RunMemory, model: Path) -> None:
+    """3 prompts of 20 tokens: in a layer 16 hidden numbers in 4 + 2 bytes, and 24 three times in 2. Or the logits of 12
+    samples, 260 each in 4 bytes."""
+    read, decoded = 3 * 20 * (6 * 16 + 6 * 24), 12 * 260 * 4
+    assert read > decoded
+    assert parts(memory, config_of(model))["CUDA graphs of sampling"] == read
+    assert parts(memory, config_of(model, group_size=16))["CUDA graphs of sampling"] == 4 * decoded
+    text, config = memory.model.get_text_config(), config_of(model)
+
+    def count(config: Config, parameters: int = 1000, most_tokens: int = 64, held_out: int = 1) -> int:
+        return sampling_graph_bytes(config, text, parameters, 20, most_tokens, held_out)
+
+    assert count(config, parameters=10**12) == decoded  # 10 tokens at most are a graph
+    assert count(config, most_tokens=30, held_out=100) == 100 * 260 * 4
+    assert count(config_of(model, sampling={"top_k": 4})) == 5 * decoded
+    assert count(config.model_copy(update={"prompts_per_step": 2**20})) == GB
+    assert count(config_of(model, scale={"sampling": {"kind": "vllm"}})) == 0
+
+
 def test_a_run_without_sampling_has_no_bytes_of_it(memory: RunMemory, model: Path) -> None:
     pairs = {"method": {"name": "dpo"}, "group_size": 1, "max_new_tokens": 16, "reward": None, "data": DATA}
     plan = memory.plan(config_of(model, **pairs))
@@ -331,7 +336,7 @@ def test_graphs_leave_fewer_tokens_and_less_cache(memory: RunMemory, model: Path
         assert not counting.sizes.tight
     assert caches[1] - caches[0] == pytest.approx(0.8 * 4 * WEIGHTS, abs=2)
     tight = [
-        _Counting(memory, config_of(model, model={"graphs": graphs}, microbatch_tokens="auto"), 0.82).sizes
+        _Counting(memory, config_of(model, model={"graphs": graphs}, microbatch_tokens="auto"), 0.82 / (1 - GAPS)).sizes
         for graphs in (True, False)
     ]
     assert tight[0] == tight[1]
@@ -343,7 +348,7 @@ def test_fewer_tokens_fit_beside_a_critic_of_its_own(memory: RunMemory, model: P
     sizes = []
     for method in methods:
         config = config_of(model, method=method, microbatch_tokens="auto")
-        sizes.append(memory.plan(config, 0.82).microbatch_tokens)
+        sizes.append(memory.plan(config, 0.82 / (1 - GAPS)).microbatch_tokens)
     assert 0 < 1.5 * sizes[1] < sizes[0] < 16384, sizes
 
 
@@ -375,118 +380,6 @@ def test_passes_have_all_samples_and_keep_to_the_budget(
     for size in passes:
         assert size.rows == 1 or fits(size.tokens + size.rows, size.rows * (prompt + 12), tokens)
         assert size.rows * 11 + prompt <= size.tokens <= size.rows * (prompt + 11)
-
-
-def test_every_change_saves_where_it_is_meant_to(memory: RunMemory, model: Path) -> None:
-    config = config_of(model, prompts_per_step=16)
-    before = memory.plan(config)
-    for change in (change for change in CHANGES if change.text != "4bit"):
-        assert memory.plan(changed(config, [change])).peak_bytes < before.peak_bytes, change
-
-
-def test_a_change_of_a_nested_key(model: Path) -> None:
-    config = changed(config_of(model), [Change("method.kl.estimator", "k3", "k3")])
-    assert config.method.kl.estimator == "k3"
-    assert config.method.kl.coefficient == 0.04
-
-
-class TestFitting:
-    """On a model of billions of weights, counted and not built."""
-
-    @pytest.fixture(scope="class")
-    def large(self, model: Path, memory: RunMemory) -> RunMemory:
-        found = RunMemory.of(config_of(model), 20)
-        assert found is not None
-        found._passes = memory._passes  # of the same shapes: counted once
-        whole = tuple(Weight(2**20, trained=True, castable=True, matrix=True, quantised=True) for _ in range(2048))
-        base = tuple(Weight(2**20, trained=False, castable=True, matrix=True, quantised=True) for _ in range(2048))
-        for lora in (None, "any"):
-            weights = whole if lora is None else (*base, Weight(2**20, trained=True, adapter=True))
-            found._sizes[lora, False] = ModelSize(weights, 2**31, 2**15, 16, 260)
-        found.size = lambda lora, scorer: found._sizes[lora and "any", scorer]  # type: ignore[method-assign]
-        return found
-
-    @pytest.mark.parametrize("target", [3, pytest.param(8, marks=pytest.mark.slow), 16, 48])
-    def test_the_suggested_changes_reach_the_target(self, large: RunMemory, model: Path, target: int) -> None:
-        config = config_of(model)
-        found = Fitting(large, config).fit(target)
-        assert found is not None
-        usable = USABLE * target
-        assert large.plan(changed(config, found.changes), usable).least_bytes <= usable * GB
-        for left_out in found.changes:  # none of them is idle
-            fewer = [change for change in found.changes if change is not left_out]
-            keys = {change.key for change in fewer}
-            if left_out.key != "model.lora" or "model.weights" not in keys:
-                assert large.plan(changed(config, fewer), usable).least_bytes > usable * GB
-
-    def lines(self, large: RunMemory, config: Config, size: float) -> list[str]:
-        found = Fitting(large, config).fit(size)
-        assert found is not None
-        return [str(change) for change in found.changes]
-
-    def test_changes_that_leave_the_training_as_it_is_come_first(self, large: RunMemory, model: Path) -> None:
-        """2³¹ weights: 8 of weights, 8 of gradients, 16 of moments, 4 of the reference, 4 of the engine's matrices and
-        0.8 GB of the context; 8 and 8 of CUDA graphs, which are left out where passes are limited."""
-        config = config_of(model)
-        assert self.lines(large, config, 80) == []
-        # 8 + 8 + 4 + 0.8, and the reference while it scores: 8 + 4 + 4 + 0.8.
-        assert self.lines(large, config, 24) == ["model.offload_reference=true", "optimizer.offload=true"]
-        # 4 + 4 + 0.8 in bfloat16.
-        small = ["model.offload_reference=true", "optimizer.offload=true", "model.weights=bfloat16"]
-        assert self.lines(large, config, 10) == small
-        assert self.lines(large, config, 8) == ["model.lora={}"]
-
-    def test_bfloat16_weights_come_later_at_a_small_learning_rate(self, large: RunMemory, model: Path) -> None:
-        """Beside 8-bit moments: 8 + 8 + 4 GB fit without the noise of stochastic rounding, 4 + 4 + 4 with it."""
-        search = Fitting(large, config_of(model, optimizer={"actor_lr": 1e-7}))
-        names = [[str(change) for change in some] for some in search._sets]
-        bfloat16, others = ["model.weights=bfloat16"], ["optimizer.kind=adamw_8bit", "method.kl.estimator=k3"]
-        assert names.index(others) < names.index(bfloat16)
-        usual = [[str(change) for change in some] for some in Fitting(large, config_of(model))._sets]
-        assert usual.index(bfloat16) < usual.index([*others, "model.weights=bfloat16"])
-        every = [change for change in CHANGES if not change.trains]
-        assert names.index([str(change) for change in every]) < names.index(["optimizer.kind=adamw_8bit"])
-
-    def test_a_suggestion_leaves_room_for_passes(self, large: RunMemory, model: Path) -> None:
-        """Offloaded moments alone would leave room for one sample at a time; the place of the reference has more.
-        What changes the training is not suggested for that."""
-        config = config_of(model, microbatch_tokens="auto")
-        offload = [change for change in CHANGES if change.key == "optimizer.offload"]
-        fixed = large.fixed(changed(config, offload)).fixed_bytes
-        size = (fixed + 2**20) / USABLE / GB
-        assert large.plan(changed(config, offload), USABLE * size).microbatch_tokens < 1024
-        found = Fitting(large, config).fit(size)
-        assert found is not None
-        assert [str(change) for change in found.changes] == ["model.offload_reference=true", "optimizer.offload=true"]
-        assert found.plan.microbatch_tokens >= 1024
-
-    def test_a_suggestion_leaves_a_margin(self, large: RunMemory, model: Path) -> None:
-        """A GPU that is sold as 24 GB has 23.6, or 22.1 with error correction."""
-        config = config_of(model, model={"graphs": False, "offload_reference": True}, optimizer={"offload": True})
-        least = large.plan(config, 24).least_bytes / GB
-        assert Fitting(large, config).fit(least / USABLE + 0.01).changes == ()  # type: ignore[union-attr]
-        close = Fitting(large, config).fit(least / 0.93)
-        assert close is None or close.changes
-        assert 0.9 <= USABLE <= 22.1 / 24
-
-    def test_a_model_that_nothing_makes_fit(self, large: RunMemory, model: Path) -> None:
-        assert Fitting(large, config_of(model)).fit(1) is None
-
-    def test_changes_that_the_config_refuses_are_not_offered(self, large: RunMemory, model: Path) -> None:
-        found = Fitting(large, config_of(model, model={"chat": "minted"})).fit(8)
-        assert found is None or "model.lora={}" not in map(str, found.changes)
-
-
-def test_a_gpu_that_is_too_small_is_told_before_loading(model: Path) -> None:
-    """The folder has no weights: nothing was loaded."""
-    config = config_of(model)
-    with pytest.raises(UserError) as error:
-        check_limit(config, 0.5, "model.memory_gb")
-    line = str(error.value)
-    assert line.startswith("model.memory_gb has 0.5 GB, but the run needs at least 0.8 (CUDA context and kernels 0.8")
-    assert "choose a smaller model" in line
-    assert "\n" not in line
-    check_limit(config, 8, "the GPU")
 
 
 def test_a_gb_is_the_same_in_options_plan_and_messages(memory: RunMemory, model: Path) -> None:

@@ -136,9 +136,7 @@ class PassMemory:
     def _by_formula(self, tokens: int) -> TrunkBytes:
         """About what a Llama's layers keep: norms and residuals in float32, and the inputs of products."""
         text = self.config.get_text_config()
-        experts = getattr(text, "num_experts_per_tok", None) or 1
-        inner = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
-        inner = inner or 4 * text.hidden_size
+        inner = inner_size(text)
         half = self.holding.compute == torch.bfloat16
         layer = tokens * (30 * text.hidden_size + 8 * inner if half else 36 * text.hidden_size + 16 * inner)
         kept = tokens * 4 * text.hidden_size if self.holding.checkpointing else layer
@@ -221,6 +219,13 @@ class PassMemory:
                 statistics = head_statistics(policy, chosen, ids, sampling, other, states)
                 sum((values.sum() for values in statistics), torch.zeros(())).backward()
             return live.peak
+
+
+def inner_size(text: Any) -> int:
+    """Of a text config: numbers between the matrices of a layer's MLP, of all experts that a token has."""
+    experts = getattr(text, "num_experts_per_tok", None) or 1
+    inner = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
+    return int(inner or 4 * text.hidden_size)
 
 
 def _with_gradients(policy: Policy) -> list[Tensor]:

@@ -23,17 +23,18 @@ from vigneron.policy.model_names import local_config
 from vigneron.policy.reference import Reference
 from vigneron.policy.reward_model import scores
 from vigneron.rollout.engine import cuda_memory
+from vigneron.training.held_parts import CONTEXT_BYTES
 from vigneron.training.method_copies import NO_COPIES, Copies, later_bytes, later_update_bytes
+from vigneron.training.sampling_graphs import BESIDE_CACHE
 from vigneron.values import GB, memory_text
 
 # Share of the memory left after everything that stays that a pass, or the cache, may take.
 SHARE = 0.8
 # Tokens of the smaller of the two measured passes: more than a chunk of the head, so that both include its cost.
 PROBE_TOKENS = 2 * HEAD_CHUNK
-# Bytes for what sampling needs beside weights and cache: prompts in flight, logits.
-BESIDE_CACHE = GB
-
-
+GAPS = 0.03
+"""Share of the memory that is left for gaps between tensors, which torch cannot give back. Measured: 2 % when a run of
+a 1.5B model on an H200 ran out of memory."""
 MOST_TOKENS = 16384
 """Of a pass on a GPU: more hardly improve speed."""
 FEW_TOKENS = 4096
@@ -71,7 +72,7 @@ def grow_segments(config: Config, device: torch.device) -> None:
 
 
 def limit_memory(config: Config, device: torch.device) -> None:
-    """Apply `model.memory_gb`."""
+    """Apply `model.memory_gb`: torch may have what the CUDA context leaves of it."""
     if device.type != "cuda":
         return
     total = torch.cuda.get_device_properties(device).total_memory
@@ -80,14 +81,21 @@ def limit_memory(config: Config, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0, index)
         cuda_memory.set_limit(None)
         return
-    wanted = int(config.model.memory_gb * GB)
+    allowed = allowed_bytes(config.model.memory_gb, total, torch.cuda.get_device_name(device))
+    torch.cuda.set_per_process_memory_fraction(allowed / total, index)
+    cuda_memory.set_limit(allowed)
+
+
+def allowed_bytes(memory_gb: float, total: int, gpu: str) -> int:
+    """What torch may have of `model.memory_gb` on a GPU of `total` bytes."""
+    wanted = int(memory_gb * GB)
     if wanted > total:
+        raise UserError(f"model.memory_gb: {memory_gb:g} GB, and {gpu} has {memory_text(total)}")
+    if wanted <= CONTEXT_BYTES:
         raise UserError(
-            f"model.memory_gb: {config.model.memory_gb:g} GB, and {torch.cuda.get_device_name(device)} has "
-            f"{memory_text(total)}"
+            f"model.memory_gb: {memory_gb:g} GB, of which the CUDA context alone takes {memory_text(CONTEXT_BYTES)}"
         )
-    torch.cuda.set_per_process_memory_fraction(wanted / total, index)
-    cuda_memory.set_limit(wanted)
+    return wanted - CONTEXT_BYTES
 
 
 def find_sizes(
@@ -100,20 +108,25 @@ def find_sizes(
     reference: Reference | None = None,
     reference_states: int = 0,
     copies: Copies = NO_COPIES,
+    sampling_graphs: int = 0,
 ) -> Sizes:
     """The sizes that safely fit into memory, of passes of at most `wanted` tokens. With `may_checkpoint`, activation
     checkpointing is turned on where few tokens fit without it. All ranks find the same.
 
     On a CUDA device, the peak memory of two small forward and backward passes gives the bytes per token.
     `reference_states`: bytes of the other policy's hidden states of a step, if the passes compute an exact KL.
-    In distillation the reference is the parent.
+    In distillation the reference is the parent. `sampling_graphs`: bytes that the sampler's CUDA graphs will keep.
     """
     if policy.device.type != "cuda":
         return Sizes(min(wanted, DEFAULT_MICROBATCH_TOKENS), None)
 
     def fitting() -> tuple[int, int]:
         """On the rank with the least memory."""
-        tokens, cache_bytes = _fitting_here(policy, longest, optimizer, reference, reference_states, copies)
+        free = free_bytes(policy.device) - sampling_graphs
+        rows = probe_rows(longest, wanted)
+        tokens, cache_bytes = _fitting_here(
+            policy, free, (rows, longest), optimizer, reference, reference_states, copies
+        )
         return -int(ranks.all_reduce_max(-tokens)), -int(ranks.all_reduce_max(-cache_bytes))
 
     fits, cache_bytes = fitting()
@@ -140,20 +153,26 @@ def reference_states_bytes(config: Config, hidden_size: int) -> int:
     return samples * config.completion_tokens * hidden_size * 4
 
 
+def probe_rows(longest: int, wanted: int) -> int:
+    """Samples in the smaller of the two measured passes: the larger one has twice as many, within the wanted tokens."""
+    return max(1, min(-(-PROBE_TOKENS // longest), wanted // (2 * longest)))
+
+
 def _fitting_here(
     policy: Policy,
-    longest: int,
+    free: int,
+    probe: tuple[int, int],
     optimizer: OptimizerConfig,
     reference: Reference | None,
     reference_states: int,
     copies: Copies,
 ) -> tuple[int, int]:
-    """Tokens of a pass, and bytes of the cache."""
-    rows = -(-PROBE_TOKENS // longest)
+    """Tokens of a pass, and bytes of the cache, in `free` bytes. `probe`: rows of the smaller measured pass, and their
+    tokens."""
+    rows, longest = probe
     gradients = sum(ranks.local_tensor(parameter).nbytes for _, parameter in policy.trainable())
     offloaded = 0 if reference is None or reference.host is None else reference.host.bytes
-    torch.cuda.empty_cache()
-    free = _free_bytes(policy.device) - (_copied_bytes(policy) if copies.engine else 0)
+    free -= _copied_bytes(policy) if copies.engine else 0
     free -= later_bytes(policy, optimizer, copies)
     of_graphs = gradients if policy.graphed else 0
     cache_bytes = max(2**28, int(SHARE * (free - of_graphs - BESIDE_CACHE)))
@@ -167,6 +186,7 @@ def _fitting_here(
         return 0, cache_bytes
     finally:
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(policy.device)  # a run's peaks are those of its steps
     updating = gradients + later_update_bytes(policy, gradients, copies)
     room = free - reference_states - max(updating, of_graphs + offloaded)
     return fitting_tokens(room, fewer, more, rows * longest), cache_bytes
@@ -180,10 +200,14 @@ def fitting_tokens(room: float, fewer: float, more: float, tokens: int) -> int:
     return max(0, int(SHARE * (room - fixed) / per_token) // 256 * 256)
 
 
-def _free_bytes(device: torch.device) -> int:
-    free, _ = torch.cuda.mem_get_info(device)
+def free_bytes(device: torch.device) -> int:
+    """What torch may still take, but for gaps. Memory that it cannot give back, as that of CUDA graphs, is not free."""
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
     limit = cuda_memory.limit()
-    return free if limit is None else min(free, limit - torch.cuda.memory_allocated(device))
+    if limit is not None:
+        free, total = min(free, limit - torch.cuda.memory_reserved(device)), limit
+    return int(free - GAPS * total)
 
 
 def _copied_bytes(policy: Policy) -> int:

@@ -29,17 +29,18 @@ from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.held_parts import HeldParts
 from vigneron.training.memory import (
-    BESIDE_CACHE,
     FEW_TOKENS,
+    GAPS,
     MOST_TOKENS,
-    PROBE_TOKENS,
     SHARE,
     Sizes,
     fitting_tokens,
+    probe_rows,
     reference_states_bytes,
 )
 from vigneron.training.memory_parts import CACHE, Part, Plan
 from vigneron.training.planned_passes import PassSize, passes_of
+from vigneron.training.sampling_graphs import BESIDE_CACHE, logit_planes, sampling_graph_bytes
 from vigneron.training.setup.resolve import COMPILE_FROM_STEPS
 from vigneron.values import GB
 
@@ -47,8 +48,6 @@ ASSUMED_PROMPT = 512
 ASSUMED_GPU = 80
 """GB of the GPU, where this machine has none."""
 OF_SAMPLING: Any = {"scoring": False, "update": False, "fixed": False}
-TRUNCATING_PLANES = 5
-"""Tensors of logits' size, in float32, that top-k and top-p have at once; without them a kernel reads the logits."""
 
 
 def estimate(config: Config, longest_prompt: int = ASSUMED_PROMPT, *, gigabytes: float | None = None) -> Plan | None:
@@ -154,8 +153,14 @@ class _Counting:
         cache = wanted if limit is None else min(wanted, max(limit, least))
         yield Part(CACHE, cache, **OF_SAMPLING, by_torch=cache <= LARGE)
         logits = min(prompts, cache // least) * group * self.size.vocabulary * 4
-        planes = TRUNCATING_PLANES if sampling_of(config).drops_some(self.size.vocabulary) else 1
-        yield Part("drawing of tokens", planes * logits, **OF_SAMPLING)
+        yield Part("drawing of tokens", logit_planes(config, self.size.vocabulary) * logits, **OF_SAMPLING)
+        yield Part("CUDA graphs of sampling", self.sampling_graphs, fixed=False, by_torch=False)
+
+    @property
+    def sampling_graphs(self) -> int:
+        memory, text = self.memory, self.memory.model.get_text_config()
+        parameters, prompt = self.size.parameters, memory.longest_prompt
+        return sampling_graph_bytes(self.config, text, parameters, prompt, self.wanted, memory.held_out)
 
     def vllm_parts(self, sampling: VllmSamplingConfig) -> Iterator[Part]:
         """In this process, while it is awake: its own copy of the weights, what it computes with, and its cache."""
@@ -194,6 +199,12 @@ class _Counting:
         holding = Holding(compute, held.bfloat16_weights, held.lora, checkpointing, self.compiled, fused)
         return self.memory.passes(holding, self.width, held.scorer)
 
+    @property
+    def wanted(self) -> int:
+        """Tokens of a pass, if they fit."""
+        given = self.config.microbatch_tokens
+        return MOST_TOKENS if given == "auto" else given
+
     @cached_property
     def sizes(self) -> Sizes:
         """What `training.memory.find_sizes` would choose, by the same rules."""
@@ -201,28 +212,28 @@ class _Counting:
         checkpointing = model.activation_checkpointing is True
         if given != "auto" and model.cache_gb is not None:
             return Sizes(given, None, checkpointing)
-        wanted = MOST_TOKENS if given == "auto" else given
+        wanted = self.wanted
         graphs = model.graphs and self.config.scale.shard == 1 and not checkpointing
-        fits, cache_bytes = self.fitting(checkpointing=checkpointing, graphs=graphs)
+        fits, cache_bytes = self.fitting(wanted, checkpointing=checkpointing, graphs=graphs)
         tight = fits < wanted
         if tight and graphs:
-            fits, cache_bytes = self.fitting(checkpointing=checkpointing, graphs=False)
+            fits, cache_bytes = self.fitting(wanted, checkpointing=checkpointing, graphs=False)
         if model.activation_checkpointing == "auto" and fits < min(wanted, FEW_TOKENS):
             checkpointing = True
-            fits, cache_bytes = self.fitting(checkpointing=True, graphs=False)
+            fits, cache_bytes = self.fitting(wanted, checkpointing=True, graphs=False)
         tokens = max(self.width, min(wanted, fits)) if given == "auto" else given
         return Sizes(tokens, cache_bytes, checkpointing, tight)
 
-    def fitting(self, *, checkpointing: bool, graphs: bool) -> tuple[int, int]:
+    def fitting(self, wanted: int, *, checkpointing: bool, graphs: bool) -> tuple[int, int]:
         """Tokens of a pass, and bytes of the cache, as measured passes over two numbers of rows would give them."""
         fixed = [*self.held.parts()]
         updating = sum(part.bytes for part in fixed if part.update and not part.sampling)
         offloaded = sum(part.bytes for part in fixed if not part.update)
         of_graphs = sum(part.bytes for part in fixed if part.name == "gradients") if graphs else 0
         states = reference_states_bytes(self.config, self.size.hidden)
-        free = round(self.gigabytes * GB) - sum(part.bytes for part in fixed if part.sampling)
-        free -= self.held.moments_in_flight
-        passes, rows = self.passes(checkpointing=checkpointing), -(-PROBE_TOKENS // self.width)
+        free = round((1 - GAPS) * self.gigabytes * GB) - sum(part.bytes for part in fixed if part.sampling)
+        free -= self.held.moments_in_flight + self.sampling_graphs
+        passes, rows = self.passes(checkpointing=checkpointing), probe_rows(self.width, wanted)
         sizes = [
             PassSize(count * self.width, count, count * (self.width - self.width // 4)) for count in (rows, 2 * rows)
         ]

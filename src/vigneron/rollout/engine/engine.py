@@ -16,7 +16,7 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling
 from vigneron.policy.compiling import compile_layers
 from vigneron.policy.cuda_graphs import CudaGraphs, round_to_bucket, round_up
-from vigneron.policy.model import Policy
+from vigneron.policy.model import MOST_GRAPHED, Policy
 from vigneron.rollout.engine.cached_attention import Chunk
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.decode_tiles import Slots
@@ -145,7 +145,11 @@ class Engine:
         with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
             for first in range(0, width, step):
                 inputs = [ids[:, first : first + step], into, last, offset]
-                state_PH = self._graphs.run((*inputs[0].shape, first), partial(self._prefill, first), inputs)
+                function = partial(self._prefill, first)
+                if inputs[0].numel() * self._policy.size <= MOST_GRAPHED:
+                    state_PH = self._graphs.run((*inputs[0].shape, first), function, inputs)
+                else:  # a graph would keep the memory of its pass
+                    state_PH = function(*(tensor.to(self.device) for tensor in inputs))
                 parts.append(state_PH.clone() if width > step else state_PH)  # a graph's result is overwritten
         if len(parts) == 1:
             return parts[0][: len(prompts)]

@@ -119,7 +119,7 @@ def _build(
     with phase("check the data"):
         longest, truncation = check_data_lengths(config, policy, data, function)
     held_out = len(data.held_out) > 0
-    config = with_sizes(config, policy, reference, parent, folder, longest, held_out=held_out)
+    config = with_sizes(config, policy, reference, parent, folder, longest, held_out=len(data.held_out))
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path, parent)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):

@@ -11,6 +11,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.timing import phase
 from vigneron.training.memory import MOST_TOKENS, find_sizes, reference_states_bytes
 from vigneron.training.method_copies import Copies
+from vigneron.training.sampling_graphs import sampling_graph_bytes
 from vigneron.values import GB
 
 
@@ -22,9 +23,10 @@ def with_sizes(
     folder: RunFolder,
     longest: int,
     *,
-    held_out: bool,
+    held_out: int,
 ) -> Config:
-    """With the sizes that fit into memory, where they are not given: a resumed run keeps them."""
+    """With the sizes that fit into memory, where they are not given: a resumed run keeps them. `held_out`: the number
+    of rows that are evaluated on."""
     model = config.model
     auto, cached = config.microbatch_tokens == "auto", engine_samples(config)
     # One of them is given, or was kept when the sizes were found.
@@ -32,6 +34,7 @@ def with_sizes(
     if auto or (unknown and policy.device.type == "cuda"):
         wanted = MOST_TOKENS if auto else config.resolved_microbatch_tokens
         may_checkpoint = model.activation_checkpointing == "auto"
+        prompt = longest - (config.completion_tokens if config.method.reads == "prompts" else 0)
         with phase("see what fits into memory"):
             sizes = find_sizes(
                 policy,
@@ -41,7 +44,8 @@ def with_sizes(
                 may_checkpoint=may_checkpoint,
                 reference=parent.model if isinstance(parent, LocalParent) else reference,
                 reference_states=reference_states_bytes(config, policy.text_config.hidden_size),
-                copies=Copies.of(config, held_out=held_out),
+                copies=Copies.of(config, held_out=held_out > 0),
+                sampling_graphs=sampling_graph_bytes(config, policy.text_config, policy.size, prompt, wanted, held_out),
             )
         changes: dict[str, Any] = {"microbatch_tokens": sizes.microbatch_tokens} if auto else {}
         held: dict[str, Any] = {}
