@@ -18,9 +18,10 @@ from vigneron.recipe import check_config
 from vigneron.rollout.engine import cuda_memory
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.held_parts import CONTEXT_BYTES
-from vigneron.training.memory import find_sizes, reference_states_bytes
+from vigneron.training.memory import MOST_TOKENS, find_sizes, reference_states_bytes
 from vigneron.training.memory_plan import RunMemory, _Counting, estimate
 from vigneron.training.method_copies import Copies
+from vigneron.training.sampling_graphs import sampling_graph_bytes
 from vigneron.values import GB
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -148,7 +149,8 @@ def test_the_plan_has_the_tokens_that_fit(
     if config.model.offload_reference:
         reference.offload()
         reference.keep_head()
-    other = torch.cuda.memory_allocated() - sum(
+    torch.cuda.empty_cache()
+    other = torch.cuda.memory_reserved() - sum(
         weight.nbytes
         for each in {id(p): p for p in (policy, reference.policy)}.values()
         for weight in each.model.parameters()
@@ -156,7 +158,8 @@ def test_the_plan_has_the_tokens_that_fit(
     )
     monkeypatch.setattr(cuda_memory, "_limit", gigabytes * GB - CONTEXT_BYTES + other)
     states = reference_states_bytes(config, SHAPE["hidden_size"])
-    options = {"may_checkpoint": True, "reference": reference, "reference_states": states}
+    graphs = sampling_graph_bytes(config, policy.text_config, policy.size, PROMPT, MOST_TOKENS, held_out=1)
+    options = {"may_checkpoint": True, "reference": reference, "reference_states": states, "sampling_graphs": graphs}
     sizes = find_sizes(policy, PROMPT + NEW, config.optimizer, copies=Copies.of(config), **options)
     assert (sizes.checkpointing, sizes.tight) == (planned.checkpointing, planned.tight)
     assert planned.microbatch_tokens == pytest.approx(sizes.microbatch_tokens, rel=0.2)

@@ -11,6 +11,7 @@ from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
 from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
+from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
 from vigneron.rollout.engine.sample import sample, sampler_of
@@ -180,6 +181,21 @@ def test_prompts_of_like_length_go_through_the_model_together(monkeypatch: pytes
     seen.clear()
     sample(policy, [[5] * size for size in sizes], max_new_tokens=2, sampling=Sampling(), microbatch_tokens=40)
     assert seen == [[20, 19], [11], [4, 3], [2]]
+
+
+def test_a_long_prefill_is_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph keeps the memory of its pass: up to a product of tokens and weights. The samples are the same."""
+    policy = tiny_policy()
+    graphs, keys = sampler_of(policy)._graphs, []
+    run = graphs.run
+    monkeypatch.setattr(graphs, "run", lambda key, *given: (keys.append(key), run(key, *given))[1])
+    prompts = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    drawn = []
+    for most in (10 * policy.size, 10 * policy.size - 1):
+        monkeypatch.setattr(engine_module, "MOST_GRAPHED", most)
+        drawn.append(sample(policy, prompts, max_new_tokens=4, sampling=Sampling()).ids_BT.tolist())
+    assert keys == [(2, 5, 0)]
+    assert drawn[0] == drawn[1]
 
 
 def test_generate_takes_nothing_from_the_models_own_settings() -> None:
