@@ -116,6 +116,7 @@ CHECKPOINTED = {"activation_checkpointing": True, "graphs": False}
 EIGHT_BIT = {"optimizer": {"kind": "adamw_8bit"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prompts", "tokens", "changes", "peak"),
     [
@@ -135,9 +136,8 @@ def test_a_run_with_checkpointing(
 
 
 def test_float32_weights_with_checkpointing_stay_within_their_limit(memories: Any) -> None:
-    """30·10⁹ bytes: a run ran out of memory when the casts of all 28 layers were kept in its passes, 2.62·10⁹ bytes, and
-    once more in the pool of CUDA graphs, while the plan had 27.1 and gaps took 0.6. In its own passes there is one
-    matrix at a time."""
+    """30·10⁹ bytes: a run ran out of memory when its passes kept the casts of all 28 layers, 2.62·10⁹ bytes, and the
+    pool of CUDA graphs had as much, while the plan had 27.1 and gaps took 0.6. Now there is one cast at a time."""
     limit = 30e9 / GB
     plan = plan_of(memories, "1.5B", tokens="auto", prompts=32, gigabytes=limit, **EIGHT_BIT)
     assert plan.checkpointing
@@ -147,6 +147,7 @@ def test_float32_weights_with_checkpointing_stay_within_their_limit(memories: An
     assert passes.trunk(56, 7 * (PROMPT + 8 * (NEW - 1))).forward_casts == 2 * 1536 * 8960
 
 
+@pytest.mark.slow
 def test_the_test_passes_of_an_adapter(tmp_path: Path) -> None:
     """Of a model with 0.3 billion weights, 16 rows of 256 tokens with an exact KL: 4.44 GB were the peak of a run, of
     which 0.56 are weights and gradients."""
