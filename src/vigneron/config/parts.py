@@ -91,7 +91,8 @@ class ModelConfig(Strict):
     trained ones are updated with stochastic rounding; adapters stay float32. 4bit: the linear layers under `lora` in
     NF4 with double quantisation, by bitsandbytes (`pip install 'vigneron[quant]'`)."""
     memory_gb: Annotated[float, Field(gt=0)] | None = None
-    """GPU memory that the run may take, in GB of 2³⁰ bytes, as everywhere for memory. null: all of it."""
+    """GPU memory that the run may take, its CUDA context included, in GB of 2³⁰ bytes, as everywhere for memory. null:
+    all of it."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
     """GPU memory for keys and values while completions are sampled, in GB of 2³⁰ bytes; the update has it back. null:
     what is free, which is found at the run's start."""
