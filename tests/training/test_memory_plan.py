@@ -343,6 +343,20 @@ def test_graphs_leave_fewer_tokens_and_less_cache(memory: RunMemory, model: Path
     assert tight[0].tight
 
 
+@pytest.mark.slow
+def test_where_few_tokens_fit_small_passes_say_how_many(memory: RunMemory, model: Path) -> None:
+    """With an exact KL the head takes most of a pass, and less for tokens within one of its chunks. By passes of 2,048
+    tokens and more, none would fit; by those of 512 and 1,024 several samples do, and the plan fits."""
+    config = config_of(model, microbatch_tokens="auto")
+    size = 0.806 / (1 - GAPS)
+    counting = _Counting(memory, config, size)
+    assert counting.fitting(16384, checkpointing=True, graphs=False)[0] == 0
+    sizes = counting.sizes
+    assert sizes.checkpointing
+    assert 256 <= sizes.microbatch_tokens <= 1024
+    assert memory.plan(config, size).least_bytes <= size * GB
+
+
 def test_fewer_tokens_fit_beside_a_critic_of_its_own(memory: RunMemory, model: Path) -> None:
     methods = [{"name": "reinforce"}, {"name": "reinforce", "critic": {"network": "own"}}]
     sizes = []

@@ -120,10 +120,10 @@ def find_sizes(
     if policy.device.type != "cuda":
         return Sizes(min(wanted, DEFAULT_MICROBATCH_TOKENS), None)
 
-    def fitting() -> tuple[int, int]:
-        """On the rank with the least memory."""
+    def fitting(most: int = wanted) -> tuple[int, int]:
+        """By passes of at most so many tokens, on the rank with the least memory."""
         free = free_bytes(policy.device) - sampling_graphs
-        rows = probe_rows(longest, wanted)
+        rows = probe_rows(longest, most)
         tokens, cache_bytes = _fitting_here(
             policy, free, (rows, longest), optimizer, reference, reference_states, copies
         )
@@ -138,6 +138,8 @@ def find_sizes(
     if checkpointing:
         checkpoint_activations(policy)
         fits, cache_bytes = fitting()
+    if fits < (few := min(wanted, HEAD_CHUNK)):
+        fits = max(fits, min(few, fitting(few)[0]))  # within a chunk of the head, passes take less than larger ones say
     return Sizes(max(longest, min(wanted, fits)), cache_bytes, checkpointing, tight)
 
 

@@ -19,6 +19,7 @@ from vigneron.config.phases import engine_samples, sampling_phase
 from vigneron.core.draws import Sampling
 from vigneron.policy.device import resolve_device
 from vigneron.policy.fake_policy import Holding
+from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import MOST_GRAPHED
 from vigneron.policy.model_names import local_config
@@ -221,6 +222,8 @@ class _Counting:
         if model.activation_checkpointing == "auto" and fits < min(wanted, FEW_TOKENS):
             checkpointing = True
             fits, cache_bytes = self.fitting(wanted, checkpointing=True, graphs=False)
+        if fits < (few := min(wanted, HEAD_CHUNK)):
+            fits = max(fits, min(few, self.fitting(few, checkpointing=checkpointing, graphs=False)[0]))
         tokens = max(self.width, min(wanted, fits)) if given == "auto" else given
         return Sizes(tokens, cache_bytes, checkpointing, tight)
 
