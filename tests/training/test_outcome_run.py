@@ -1,6 +1,7 @@
 """The verdict where people meet it: in the terminal, the lists, the report and the notices of real, tiny runs."""
 
 import json
+import random
 import re
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import yaml
 
 from support.command_line import Answer, vigneron
+from vigneron.run_store.metrics_file import records_of
 from vigneron.run_store.notices import kept_notices
-from vigneron.run_store.outcome import stored_outcome
+from vigneron.run_store.outcome import evaluations_of, stored_outcome
+from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.status import status_of
 from vigneron.training.alerts import History, falling_held_out
 
@@ -69,7 +72,8 @@ def test_the_fall_is_warned_of_once_and_at_its_step(hacked: tuple[Path, Answer])
     run, answer = hacked
     (warned,) = [notice for notice in kept_notices(run) if notice.about == "held out"]
     assert warned.kind == "warning"
-    assert f"to 0.000 at step {warned.step} (95 % interval of the change −1.000 to −0.749, 20 rows)" in warned.text
+    chance = f"more than the chance differences of 20 rows in {warned.step // 2 + 1} evaluations"
+    assert f"to 0.000 at step {warned.step}, {chance}, while" in warned.text
     assert warned.step < 14
     assert answer.out.count("while the training reward rose") == 1
 
@@ -94,10 +98,37 @@ def test_lists_and_the_report_have_the_verdict(hacked: tuple[Path, Answer]) -> N
 
 def test_a_fall_without_a_rising_reward_or_beyond_no_noise_is_no_warning(hacked: tuple[Path, Answer]) -> None:
     run, _ = hacked
-    config = status_of(run).config
-    assert falling_held_out(run, config, (0.1, 0.5)) is not None
-    assert falling_held_out(run, config, None) is None
-    assert falling_held_out(run, {**config, "keep_best": "eval/reward"}, (0.1, 0.5)) is None  # it rose
+    config, evaluations = status_of(run).config, evaluations_of(run)
+    assert History(records_of(run)).evaluations == [
+        {name: value for name, value in record.items() if name == "step" or name.startswith("eval/")}
+        for record in evaluations
+    ]
+    assert falling_held_out(run, config, evaluations, (0.1, 0.5)) is not None
+    assert falling_held_out(run, config, evaluations, None) is None
+    by_reward = {**config, "keep_best": "eval/reward"}
+    assert falling_held_out(run, by_reward, evaluations, (0.1, 0.5)) is None  # it rose
+
+
+def test_the_best_of_many_evaluations_is_partly_luck(tmp_path: Path) -> None:
+    """100 rows, 30 of which are answered by a coin: nothing changes, and none of 40 evaluations is called a fall."""
+    coin, store, evaluations = random.Random(3), SampleStore(tmp_path), []
+    for step in range(40):
+        right = [number < 40 or (number < 70 and coin.random() < 0.5) for number in range(100)]
+        store.add([Sample(step, "eval", n, f"q{n}", "t", "a", None, None, ok, False, {}) for n, ok in enumerate(right)])
+        evaluations.append({"step": step, "eval/accuracy": sum(right) / 100})
+    store.close()
+    scored = {one["step"]: one["eval/accuracy"] for one in evaluations}
+    assert max(scored.values()) - min(scored.values()) > 0.12
+    config = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}}
+    for last in range(2, 41):
+        assert falling_held_out(tmp_path, config, evaluations[:last], (0.1, 0.5)) is None
+    fallen = [Sample(40, "eval", n, f"q{n}", "t", "a", None, None, n < 20, False, {}) for n in range(100)]
+    store = SampleStore(tmp_path)
+    store.add(fallen)
+    store.close()
+    text = falling_held_out(tmp_path, config, [*evaluations, {"step": 40, "eval/accuracy": 0.2}], (0.1, 0.5))
+    assert text is not None
+    assert "to 0.200 at step 40, more than the chance differences of 100 rows in 41 evaluations" in text
 
 
 @pytest.mark.parametrize(

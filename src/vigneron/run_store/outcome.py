@@ -149,7 +149,9 @@ def outcome_metric(config: Mapping[str, Any], records: Sequence[Mapping[str, Any
     return candidates[0] if candidates else None
 
 
-def change_between(path: Path, key: str, before: Evaluation, after: Evaluation) -> tuple[Interval | None, int]:
+def change_between(
+    path: Path, key: str, before: Evaluation, after: Evaluation, *, level: float = 0.95
+) -> tuple[Interval | None, int]:
     """The change of a metric between two evaluations, and the number of rows it is over; None and 0 where no interval
     is known."""
     steps = (before.step, after.step)
@@ -160,9 +162,9 @@ def change_between(path: Path, key: str, before: Evaluation, after: Evaluation) 
             pairs = [(first[name], second[name]) for name in names]
             scores = [score for pair in pairs for score in pair]
             largest = 1.0 if key == "eval/accuracy" else max(scores) - min(scores)
-            return paired_interval([two - one for one, two in pairs], largest), len(names)
+            return paired_interval([two - one for one, two in pairs], largest, level), len(names)
     rows = rows_in(path, "held_out") if key in SHARES else 0
-    return shares_interval(before.value, after.value, rows), rows
+    return shares_interval(before.value, after.value, rows, level), rows
 
 
 def _rows(path: Path, steps: Sequence[int]) -> list[EvalRow]:

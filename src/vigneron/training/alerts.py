@@ -10,13 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from vigneron.config.rewards import RewardOptions
-from vigneron.core.paired import Interval
 from vigneron.run_store.metric_table import Metric, lower_is_better
 from vigneron.run_store.outcome import (
     Evaluation,
     best_evaluation,
     change_between,
-    evaluations_of,
     outcome_metric,
     verdict_of,
 )
@@ -146,30 +144,37 @@ def explain_reward_reads(reward: RewardOptions, metrics: Record, samples: int) -
     return lines
 
 
-def falling_held_out(path: Path, config: Record, rewards: tuple[float, float] | None) -> str | None:
+def falling_held_out(
+    path: Path, config: Record, evaluations: Sequence[Record], rewards: tuple[float, float] | None
+) -> str | None:
     """Of a run whose last evaluation is worse than its best one, beyond what its rows leave open, while the reward of
-    training rose. `rewards`: at the start and now, where it did."""
-    records = evaluations_of(path)
-    if rewards is None or len(records) < 2 or (judged_by := outcome_metric(config, records)) is None:
+    training rose. `rewards`: at the start and now, where it did.
+
+    The best of many evaluations is partly luck, and each evaluation asks again: of 50 evaluations of a model that does
+    not change, a 95 % interval calls one of them a fall in most runs. So the level is that of all pairs of them together
+    (Bonferroni).
+    """
+    if rewards is None or len(evaluations) < 2 or (judged_by := outcome_metric(config, evaluations)) is None:
         return None
-    measured = [Evaluation(r["step"], float(r[judged_by.key])) for r in records if is_number(r.get(judged_by.key))]
-    best = best_evaluation(judged_by.key, measured[:-1])
-    if best is None or measured[-1].step != records[-1]["step"]:
+    key = judged_by.key
+    measured = [Evaluation(r["step"], float(r[key])) for r in evaluations if is_number(r.get(key))]
+    best = best_evaluation(key, measured[:-1])
+    if best is None or measured[-1].step != evaluations[-1]["step"]:
         return None
-    change, rows = change_between(path, judged_by.key, best, measured[-1])
-    if change is None or verdict_of(change, lower_is_better=lower_is_better(judged_by.key)) != "worse":
+    pairs = len(measured) * (len(measured) - 1) / 2
+    change, rows = change_between(path, key, best, measured[-1], level=1 - 0.05 / pairs)
+    if change is None or verdict_of(change, lower_is_better=lower_is_better(key)) != "worse":
         return None
-    return _falling_text(judged_by, best, measured[-1], change, rows, rewards)
+    return _falling_text(judged_by, best, measured[-1], rows, len(measured), rewards)
 
 
 def _falling_text(
-    judged_by: Metric, best: Evaluation, now: Evaluation, change: Interval, rows: int, rewards: tuple[float, float]
+    judged_by: Metric, best: Evaluation, now: Evaluation, rows: int, evaluations: int, rewards: tuple[float, float]
 ) -> str:
-    low, high = (f"{value:+.3f}".replace("-", "−") for value in (change.low, change.high))
     return (
-        f"{judged_by.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step} "
-        f"(95 % interval of the change {low} to {high}, {rows} rows), while the training reward rose from "
-        f"{short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
+        f"{judged_by.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step}, "
+        f"more than the chance differences of {rows} rows in {evaluations} evaluations, while the training reward rose "
+        f"from {short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
         "the held-out rows ask. Read the newest samples for what is rewarded wrongly; try a lower "
         f"optimizer.actor_lr, a larger KL coefficient or fewer steps (step {best.step} was better)"
     )
@@ -186,14 +191,19 @@ CHECKS: dict[str, Callable[[Sequence[Record]], str | None]] = {
 
 
 class History:
-    """The first and last records of a run, which `warnings_of` needs."""
+    """The first and last records of a run, which `warnings_of` needs, and the held-out metrics of all."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self._kept: list[Record] = []
+        self.evaluations: list[Record] = []
+        """Steps with held-out metrics, step 0 included."""
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
+        held_out = {name: value for name, value in record.items() if name.startswith("eval/")}
+        if held_out:
+            self.evaluations.append({"step": record["step"], **held_out})
         if record.get("step", 1) > 0:
             self._kept.append(record)
             if len(self._kept) > HISTORY_LENGTH:

@@ -92,13 +92,16 @@ class RunOutput:
     def keep_samples(self, batch: Batch, step: int, kind: Kind) -> None:
         """Record samples for people to look at, on the rank that writes."""
         if ranks.is_rank0():
-            self.samples.add(samples_of(batch, step, kind))
+            # Tokens first: a page that shows the samples then knows which of them have token values.
             if kind == "train" and (tokens := self.tokens.take(batch, self.decode)):
                 self.samples.add_tokens(step, kind, tokens)
+            self.samples.add(samples_of(batch, step, kind))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """The metrics of a finished step, or (step 0) of the model before the first."""
-        self.folder.append("metrics.jsonl", {"step": step, **metrics})
+        record = {"step": step, **metrics}
+        self.folder.append("metrics.jsonl", record)
+        self.history.add(record)
         if self.trackers is None:
             names = [n for n in self.config.trackers if ranks.is_rank0() and not missing_trackers([n])]
             self.trackers = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
@@ -107,13 +110,12 @@ class RunOutput:
     def alert(self, step: int, metrics: Metrics, warnings: list[str], view: View) -> None:
         """Show and keep the warnings of a step, and those that its metrics and the ones before call for, each once.
         Raises if the samples are not the policy's."""
-        self.history.add({"step": step, **metrics})
         mismatch = mismatch_warning(metrics, self.mismatch)
         notices = [Notice(step, text, "warning") for text in warnings]
         notices += [Notice(step, text, "warning", about) for about, text in self.history.warnings().items()]
         if any(name.startswith("eval/") for name in metrics) and HELD_OUT_FALLS not in self.notified:
             config, rewards = self.config.model_dump(mode="json"), self.history.risen_rewards()
-            falling = falling_held_out(self.folder.path, config, rewards)
+            falling = falling_held_out(self.folder.path, config, self.history.evaluations, rewards)
             notices += [Notice(step, falling, "warning", HELD_OUT_FALLS)] if falling is not None else []
         notices += [Notice(step, mismatch, "warning", "log-prob mismatch")] if mismatch is not None else []
         notices += [Notice(step, text, "warning") for text in self.trackers.take_warnings()] if self.trackers else []
