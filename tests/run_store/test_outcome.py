@@ -1,14 +1,16 @@
 """The verdict on a run: from folders made by hand, as training, a kill or a damaged file leaves them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vigneron.core.paired import Interval
 from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
-from vigneron.run_store.outcome import Outcome, Verdict, outcome_json, outcome_of, stored_outcome
+from vigneron.run_store.outcome import Evaluation, Outcome, Verdict, outcome_json, outcome_of, stored_outcome
 from vigneron.run_store.outcome_text import best_text, next_steps, outcome_cell, outcome_text, rows_needed
 from vigneron.run_store.samples import Sample, SampleStore
 from vigneron.run_store.status import status_of, write_status
@@ -224,7 +226,51 @@ def test_more_rows_are_named_where_they_would_help(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [None, 3, "x", {"metric": 3}, {"before": {"step": "no"}}, {"rows": [1]}])
+def test_a_change_that_is_rounding_calls_for_no_rows_and_is_no_rise(tmp_path: Path) -> None:
+    """0.3 − 0.1 and 0.7 − 0.9 are not quite opposite: the mean change is −5e-17."""
+    reward = {"kind": "python", "function": "rewards:f"}
+    rows = {0: [0.1, 0.9, 0.5, 0.2], 40: [0.3, 0.7, 0.5, 0.2]}
+    values = {0: {"eval/reward": 0.425}, 40: {"eval/reward": 0.425 + 1e-16}}
+    folder = make_run(tmp_path, values, rows, reward=reward)
+    found = read(folder)
+    assert found.change is not None
+    assert 0 < abs(found.change.mean) < 1e-15
+    assert [name for name, _ in next_steps(found, status_of(folder.path))] == ["train further"]
+    assert "held-out reward stayed at 0.425" in outcome_text(found)
+    assert rows_needed(replace(found, change=Interval(1e-300, -1.0, 1.0))) is None
+
+
+def test_a_small_change_is_not_written_as_zero() -> None:
+    found = Outcome("eval/reward", Evaluation(0, 1e-4), Evaluation(40, 3e-4), Interval(2e-4, 1e-4, 3e-4), 60)
+    assert outcome_text(found) == (
+        "better: held-out reward rose from 1.0e-04 to 3.0e-04 (95 % interval of the change +1.0e-04 to +3.0e-04, "
+        "60 held-out rows)"
+    )
+
+
+def test_a_run_of_several_processes_is_resumed_with_them(tmp_path: Path) -> None:
+    scores = {0: right(4, 6), 40: right(3, 6)}
+    folder = make_run(tmp_path, accuracies(_0=4 / 6, _40=0.5), scores, scale={"shard": 2})
+    assert next_steps(read(folder), status_of(folder.path))[-1] == (
+        "train further",
+        f"vigneron resume {folder.path} --nproc 2 steps=80",
+    )
+
+
+FOREIGN: tuple[Any, ...] = (
+    None,
+    3,
+    "x",
+    {"metric": 3},
+    {"before": {"step": "no"}},
+    {"rows": [1]},
+    {"change": [0, float("nan"), 1], "rows": 3},
+    {"change": [0, -1, 1], "rows": -3},
+    {"before": {"step": 0, "value": float("inf")}},
+)
+
+
+@pytest.mark.parametrize("value", FOREIGN)
 def test_a_status_of_somebody_else_is_not_believed(value: Any) -> None:
     assert stored_outcome(value) is None
     assert stored_outcome(json.loads(json.dumps(outcome_json(Outcome("eval/accuracy"))))) == Outcome("eval/accuracy")

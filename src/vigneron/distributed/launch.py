@@ -1,6 +1,7 @@
 """`--nproc`: start the ranks of one machine as separate processes. For several machines use torchrun."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -131,4 +132,4 @@ def check_ranks(config: Config, total: int) -> None:
 
 def resume_command(path: Path, shard: int) -> str:
     """The command that resumes the run in `path` with its number of shards."""
-    return f"vigneron resume {path}" + (f" --nproc {shard}" if shard > 1 else "")
+    return f"vigneron resume {shlex.quote(str(path))}" + (f" --nproc {shard}" if shard > 1 else "")

@@ -107,7 +107,7 @@ def before_and_after(folder: Path, limit: int = ROWS_SHOWN) -> list[tuple[Sample
 
 def made_text() -> str:
     """When, and by which version, a report is written."""
-    return f"Written {date_text(time.time())} by {version_text(code_version(Path.cwd()))}"
+    return f"Written {date_text(time.time())} by {version_text(code_version())}"
 
 
 def run_text(status: RunStatus) -> str:

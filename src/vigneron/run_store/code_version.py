@@ -10,16 +10,24 @@ SHOWN = 12
 """Digits of a commit."""
 
 
-def code_version(folder: Path) -> dict[str, str]:
-    """`vigneron`; `vigneron_commit`, where it runs from a checkout; `commit`, where `folder` is in a repository. Read
-    from git's files: changes that were not committed are not seen."""
+def code_version() -> dict[str, str]:
+    """`vigneron`; `vigneron_commit`, where it runs from a checkout; `commit`, where the current folder is in another
+    repository. Read from git's files: changes that were not committed are not seen."""
     package = Path(__file__).resolve().parents[1]
     checkout = package.parents[1]
     own = _commit(checkout) if package == checkout / "src" / "vigneron" else None
-    folder = folder.resolve()
-    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    root = _repository()
     user = _commit(root) if root is not None and root != checkout else None
     return {"vigneron": installed_version(), **_given("vigneron_commit", own), **_given("commit", user)}
+
+
+def _repository() -> Path | None:
+    """The repository that the current folder is in; None where it is in none, is deleted, or may not be looked at."""
+    try:
+        folder = Path.cwd().resolve()
+        return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    except OSError:
+        return None
 
 
 def installed_version() -> str:

@@ -187,6 +187,9 @@ def stored_outcome(value: Any) -> Outcome | None:
     if not isinstance(value, dict):
         return None
     try:
-        return _STORED.validate_python({name: one for name, one in value.items() if name != "verdict"})
+        outcome = _STORED.validate_python({name: one for name, one in value.items() if name != "verdict"})
     except ValidationError:
         return None
+    numbers = [one.value for one in (outcome.before, outcome.after, outcome.best) if one is not None]
+    finite = all(map(is_number, (*numbers, *(outcome.change or ()))))
+    return outcome if finite and outcome.rows >= (outcome.change is not None) else None

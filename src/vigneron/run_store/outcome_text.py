@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from vigneron.distributed.launch import resume_command
 from vigneron.errors import visible
 from vigneron.run_store.headline_metrics import method_options
 from vigneron.run_store.outcome import Outcome, outcome_json, stored_outcome
@@ -13,6 +14,8 @@ from vigneron.values import short
 
 LOWER_LR = 3.0
 """A learning rate to try next, where the run made things worse: this times lower."""
+MOST_ROWS = 100_000
+"""Held-out rows that are still advised."""
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -53,7 +56,11 @@ def change_text(outcome: Outcome) -> str:
     """As in `−0.300 to +0.041`."""
     if outcome.change is None:
         return ""
-    return " to ".join(f"{value:+.3f}".replace("-", "−") for value in (outcome.change.low, outcome.change.high))
+    return " to ".join(signed(value) for value in (outcome.change.low, outcome.change.high))
+
+
+def signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+'}{short(abs(value))}"
 
 
 def best_text(outcome: Outcome) -> str:
@@ -100,16 +107,22 @@ def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str
     if (rows := rows_needed(outcome)) is not None and not _part(status.config, "data").get("task"):
         steps.append(("try", f"about {rows} held-out rows (data.held_out) would show a change of this size"))
     if status.state == "finished" and status.steps:
-        steps.append(("train further", f"vigneron resume {_path(status)} steps={2 * status.steps}"))
+        shard = _part(status.config, "scale").get("shard")
+        resume = resume_command(status.path, shard if isinstance(shard, int) else 1)
+        steps.append(("train further", f"{resume} steps={2 * status.steps}"))
     return steps
 
 
 def rows_needed(outcome: Outcome) -> int | None:
-    """About how many rows would show a change of this size: the width of an interval falls with their square root."""
+    """About how many rows would show a change of this size: the width of an interval falls with their square root. None
+    if there is no change, or more than `MOST_ROWS` would be needed."""
     change = outcome.change
     if change is None or change.mean == 0:
         return None
-    needed = outcome.rows * ((change.high - change.low) / 2 / abs(change.mean)) ** 2
+    reach = (change.high - change.low) / 2
+    if abs(change.mean) <= reach * math.sqrt(outcome.rows / MOST_ROWS):  # next to nothing: rounding, or chance
+        return None
+    needed = outcome.rows * (reach / abs(change.mean)) ** 2
     digits = max(0, math.floor(math.log10(needed)) - 1)
     return max(outcome.rows + 1, math.ceil(needed / 10**digits) * 10**digits)
 
@@ -120,7 +133,7 @@ def _at_best(outcome: Outcome) -> str:
 
 
 def _moved(before: float, after: float) -> str:
-    if before == after:
+    if short(before) == short(after):
         return f"stayed at {short(after)}"
     return f"{'rose' if after > before else 'fell'} from {short(before)} to {short(after)}"
 

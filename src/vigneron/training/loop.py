@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from vigneron.batch import Batch
@@ -60,7 +60,7 @@ def train(run: Run, view: View) -> None:
     However it ends, a checkpoint that is being written is waited for, unless it is to stop immediately.
     """
     folder, saver = run.folder, run.output.saver
-    code = code_version(Path.cwd())
+    code = code_version()
     write_status(folder, "running", began=time.time(), ended=None, error=None, outcome=None, code=code)
     state: State = "failed"
     reason: str | None = "it ended unexpectedly"
@@ -91,8 +91,9 @@ def train(run: Run, view: View) -> None:
     finally:
         saver.wait_ignoring_errors()
         write_status(folder, state, ended=time.time(), error=reason)
-        if state in ("finished", "stopped"):
-            write_status(folder, state, outcome=outcome_json(outcome_of(status_of(folder.path))))
+        if state in ("finished", "stopped") and not run.output.stop_immediately:
+            with suppress(UserError, OSError):  # files that cannot be read: the run has ended as it has
+                write_status(folder, state, outcome=outcome_json(outcome_of(status_of(folder.path))))
 
 
 def _train(run: Run, view: View, curves: CurveIndex) -> None:
