@@ -9,8 +9,10 @@ import signal
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -22,6 +24,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.notices import Notice, keep_notice, kept_notices
 from vigneron.trackers import tracking, worker
 from vigneron.trackers.tracking import Tracker, Tracking
+from vigneron.trackers.webhook import webhook
 
 KEY = "canarycanarycanarycanarycanarycanary1234"
 
@@ -268,23 +271,50 @@ def test_trackio_here_and_at_a_dead_address(
 def test_a_webhook_gets_warnings_and_the_end(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A warning of before the tracker is none of its own; one of before its process runs is."""
     monkeypatch.delenv("VIGNERON_WEBHOOK_URL", raising=False)
     with pytest.raises(UserError, match="webhook needs the environment variable VIGNERON_WEBHOOK_URL"):
         api.train(config(tmp_path, tiny_folder, "webhook"), name="none", runs=tmp_path)
     with serving(lambda seen, before: Sent(body="ok")) as server:
         monkeypatch.setenv("VIGNERON_WEBHOOK_URL", server.url)
         run = api.train(config(tmp_path, tiny_folder, "webhook"), name="watched", runs=tmp_path).folder
-        tracker = Tracker("webhook", {"name": "other", "folder": str(run), "id": "1", "config": {}})
+        own = len(server.seen)
+        keep_notice(RunFolder(run), Notice(4, "of an earlier start", "warning"))
+        trackers = Tracking(["webhook"], run, {})
         (run / "status.json").write_text(json.dumps({"state": "failed", "error": f"no disk {KEY}"}))
         monkeypatch.setenv("OTHER_API_KEY", KEY)
-        keep_notice(RunFolder(run), Notice(4, "entropy is low", "warning"))
-        tracker.close(time.monotonic() + 60)
+        keep_notice(RunFolder(run), Notice(5, "entropy is low", "warning"))
+        keep_notice(RunFolder(run), Notice(5, "a note"))
+        trackers.log(5, {})
+        assert trackers.close() == []
     bodies = [seen.body for seen in server.seen]
-    ends = [(body["run"], body["state"], body["step"]) for body in bodies if body["state"] != "running"]
-    assert ends == [("watched", "finished", 4), ("other", "failed", 0)]
-    warned = [body["text"] for body in bodies if body["state"] == "running"]
-    assert len(warned) == len([one for one in kept_notices(run) if one.kind == "warning"]) - 1
-    assert all(body["text"] == body["content"] for body in bodies)
+    assert [(body["state"], body["step"]) for body in bodies[:own]][-1] == ("finished", 4)
+    assert [body["text"] for body in bodies[own:]] == [
+        "watched: warning in step 5: entropy is low",
+        "watched: failed after step 5: no disk [key]",
+    ]
+    assert all(body["text"] == body["content"] and body["run"] == "watched" for body in bodies)
+
+
+@pytest.mark.parametrize(("status", "dies"), [(503, False), (429, False), (404, True)])
+def test_a_webhook_that_fails_for_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, dies: bool
+) -> None:
+    with serving(lambda seen, before: Sent(status if before == 0 else 200)) as server:
+        monkeypatch.setenv("VIGNERON_WEBHOOK_URL", server.url)
+        log, finish = webhook({"name": "run", "folder": str(tmp_path), "notices": 0})
+        keep_notice(RunFolder(tmp_path), Notice(1, "one", "warning"))
+        with pytest.raises(HTTPError) if dies else nullcontext():
+            log(1, {})
+        if dies:
+            return
+        log(2, {})
+        assert len(server.seen) == 1, "not at every step"
+        finish()
+    assert [seen.body["text"] for seen in server.seen[1:]] == [
+        "run: warning in step 1: one",
+        "run: killed after step 2",
+    ]
 
 
 def test_an_error_holds_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

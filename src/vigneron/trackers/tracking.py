@@ -16,7 +16,7 @@ from typing import Any
 
 from vigneron.errors import UserError
 from vigneron.files import write_atomically
-from vigneron.trackers.webhook import check_webhook
+from vigneron.trackers.webhook import NOTICES, check_webhook
 
 QUEUED = 1000
 """Steps in a tracker's queue; when it is full, new steps are dropped."""
@@ -110,7 +110,12 @@ class Tracking:
     """All trackers of a run. Each reports a failure once."""
 
     def __init__(self, names: Sequence[str], folder: Path, config: Mapping[str, Any]) -> None:
-        run = {"name": folder.name, "folder": str(folder.resolve()), "config": config}
+        run = {
+            "name": folder.name,
+            "folder": str(folder.resolve()),
+            "config": config,
+            "notices": _size(folder / NOTICES),
+        }
         self._trackers = [Tracker(name, {**run, "id": _identity(folder)}) for name in names]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -161,6 +166,13 @@ def _failure(output: bytes) -> str:
     lines = [line for line in output.decode("utf-8", "replace").splitlines() if line.startswith("failed: ")]
     text = "".join(c for c in lines[-1].removeprefix("failed: ") if c.isprintable()) if lines else ""
     return text.rstrip(". ")
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def _identity(folder: Path) -> str:
