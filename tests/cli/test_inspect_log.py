@@ -30,7 +30,7 @@ def sample(number: int, completion: str, reward: float | None, correct: bool | N
 
 SAMPLES = [
     sample(0, "3", 1.0, True, why={"length": 1}),
-    sample(1, "four \ud800 </script>", 0.5, False),
+    sample(1, "four \ud800 </script>", 0.5, False, reward_length=math.nan),
     sample(2, "It is 3.", None, True, conversation=TALK),
 ]
 
@@ -57,6 +57,8 @@ def test_the_log_has_samples_scores_and_metrics(trained: Trained, tmp_path: Path
     assert (first["input"], first["target"], first["metadata"]) == ("prompt 0", "3", {"why": {"length": 1}})
     assert first["scores"] == {"correct": {"value": "C", "answer": "3"}, "reward": {"value": 1.0}}
     assert cut["output"]["choices"][0]["stop_reason"] == "max_tokens"
+    assert cut["metadata"] == {"reward_length": None}  # a part of a combined reward that is missing
+    json.dumps(log, allow_nan=False)
     assert list(talk["scores"]) == ["correct"]
     assert [message["role"] for message in talk["messages"]] == ["user", "assistant", "tool", "assistant"]
     assert talk["messages"][1]["tool_calls"][0]["arguments"] == {"a": 1, "b": 2}

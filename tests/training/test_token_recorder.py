@@ -1,6 +1,7 @@
 """What a run keeps of its tokens is what its loss saw."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.run_store.sample_search import SampleSearch
 from vigneron.run_store.token_values import NAMES, SAMPLES, TokenValues
-from vigneron.training.token_recorder import pieces, values_of
+from vigneron.training.token_recorder import decoder, pieces, values_of
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +79,24 @@ def test_a_character_of_several_tokens_is_written_once() -> None:
 
     assert pieces(list("aé€b".encode()), decode) == ["a", "", "é", "", "", "€", "b"]
     assert pieces([0xC3, 0x61], decode) == ["\ufffd", "a"]
+    assert pieces([0xFF, *"€".encode(), 0x80], decode) == ["\ufffd", "", "", "€", "\ufffd"]
+
+
+def test_bytes_that_are_no_text_take_little_time_and_memory() -> None:
+    """A model that writes random bytes: the tokens of a sample are not joined with all before them."""
+    longest, calls = 0, 0
+
+    class Bytes:
+        def decode(self, ids: Sequence[int], **how: bool) -> str:
+            nonlocal longest, calls
+            longest, calls = max(longest, len(ids)), calls + 1
+            return bytes(ids).decode("utf-8", "replace")
+
+    decode = decoder(Bytes())
+    assert pieces([0xFF] * 500, decode) == ["\ufffd"] * 500
+    assert longest == 4
+    assert calls < 4 * 500
+    single = calls
+    pieces([0x61, 0xFF], decode)
+    pieces([0x61], decode)
+    assert calls <= single + 2, "single tokens are decoded once"

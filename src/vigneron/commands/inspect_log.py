@@ -125,8 +125,17 @@ def _sample(sample: Sample, model: str) -> Log:
             "completion": answer["content"],
         },
         "scores": scores,
-        "metadata": {name: value for name, value in sample.extras.items() if name not in EXTRAS},
+        "metadata": {name: _finite(value) for name, value in sample.extras.items() if name not in EXTRAS},
     }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: what a reward did not give is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _messages(turns: Sequence[Turn]) -> list[Log]:

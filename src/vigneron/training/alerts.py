@@ -151,8 +151,7 @@ def falling_held_out(
     training rose. `rewards`: at the start and now, where it did.
 
     The best of many evaluations is partly luck, and each evaluation asks again: of 50 evaluations of a model that does
-    not change, a 95 % interval calls one of them a fall in most runs. So the level is that of all pairs of them together
-    (Bonferroni).
+    not change, a 95 % interval calls one a fall in most runs. So the level is that of all pairs together (Bonferroni).
     """
     if rewards is None or len(evaluations) < 2 or (judged_by := outcome_metric(config, evaluations)) is None:
         return None
@@ -172,9 +171,9 @@ def _falling_text(
     judged_by: Metric, best: Evaluation, now: Evaluation, rows: int, evaluations: int, rewards: tuple[float, float]
 ) -> str:
     return (
-        f"{judged_by.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step}, "
-        f"more than the chance differences of {rows} rows in {evaluations} evaluations, while the training reward rose "
-        f"from {short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
+        f"{judged_by.label} went from {short(best.value)} at step {best.step} to {short(now.value)} at step {now.step}"
+        f", more than the chance differences of {rows} rows in {evaluations} evaluations, while the training reward "
+        f"rose from {short(rewards[0])} to {short(rewards[1])}: the policy learns what the reward pays for, not what "
         "the held-out rows ask. Read the newest samples for what is rewarded wrongly; try a lower "
         f"optimizer.actor_lr, a larger KL coefficient or fewer steps (step {best.step} was better)"
     )

@@ -14,6 +14,8 @@ from vigneron.policy.logprobs import Scores
 from vigneron.run_store.token_values import SAMPLES, TOKENS, TokenValues
 
 Decode = Callable[[Sequence[int]], str]
+LONGEST_CHARACTER = 4
+"""Tokens of a character: it has at most so many bytes."""
 
 
 @dataclass
@@ -108,24 +110,24 @@ def _exp(value: float) -> float:
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
     """The text of each token. Of a character that several tokens write together, the last one has it."""
     texts = [decode((one,)) for one in ids]
-    first = None
+    free = 0  # behind the last character of several tokens
     for at, text in enumerate(texts):
         if "\ufffd" not in text:
-            first = None
             continue
-        first = at if first is None else first
-        together = decode(tuple(ids[first : at + 1]))
-        if at > first and "\ufffd" not in together:
-            texts[first : at + 1] = [*[""] * (at - first), together]
-            first = None
+        for first in range(at - 1, max(free, at + 1 - LONGEST_CHARACTER) - 1, -1):
+            together = decode(ids[first : at + 1])
+            if "\ufffd" not in together:
+                texts[first : at + 1] = [*[""] * (at - first), together]
+                free = at + 1
+                break
     return texts
 
 
 def decoder(tokenizer: Any) -> Decode:
-    """A token is decoded once."""
+    """Decodes single tokens once."""
 
-    @cache
-    def decode(ids: tuple[int, ...]) -> str:
+    def decode(ids: Sequence[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    return lambda ids: decode(tuple(ids))
+    single = cache(lambda one: decode((one,)))
+    return lambda ids: single(ids[0]) if len(ids) == 1 else decode(ids)
