@@ -270,13 +270,13 @@ def resume(
         return _finish(run, watching)
 
 
-def load_run(folder: str | Path, *, step: int | None = None) -> Trained:
-    """Load a run's model from its newest checkpoint, or from the one of `step`."""
+def load_run(folder: str | Path, *, step: int | None = None, device: str = "auto") -> Trained:
+    """Load a run's model from its newest checkpoint, or from the one of `step`, on this machine's device or on another
+    one, whatever the run was trained on."""
     run_folder = RunFolder.open(folder)
     config = run_folder.config(user_code=True)
     checkpoint = checkpoint_to_load(run_folder.path, step)
-    # On this machine's device, whatever the run was trained on.
-    here = config.model.model_copy(update={"device": "auto", "dtype": "auto"})
+    here = config.model.model_copy(update={"device": device, "dtype": "auto"})
     load = partial(policy_from_config, config.model_copy(update={"model": here}))
     policy = load()
     reference = Reference.loaded_later(policy, load)

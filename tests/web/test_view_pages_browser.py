@@ -123,6 +123,9 @@ def test_tokens_are_coloured_and_their_values_shown(address: str, browser_page: 
     assert colours[2] == ""
     tokens.nth(1).hover()
     card.get_by_text("token 2 of 3, log-prob -2, advantage 0.5").wait_for()
+    card.get_by_label("tokens", exact=True).focus()
+    page.keyboard.press("ArrowLeft")
+    card.get_by_text("token 1 of 3, log-prob -0.5, advantage 0.5").wait_for()
     page.get_by_label("value that colours the tokens").select_option("advantage")
     assert "--good" in tokens.nth(0).get_attribute("style")
     page.get_by_role("button", name="text", exact=True).click()
@@ -186,6 +189,16 @@ def test_the_end_of_a_run_and_its_warnings_are_notified(runs: Path, address: str
     page.locator('body[data-shown="2"]').wait_for()
     expected = ["first: warning: rewards are <b>flat</b>", "first: failed: the disk is full"]
     assert page.evaluate("shown") == expected
+
+
+NUMBERS = {1230.4: "1230", 2000.3: "2000", 0.1: "0.1", 1e-4: "1.00e-4", 12.3456: "12.35", 30: "30", 123456.7: "1.23e+5"}
+
+
+def test_numbers_keep_their_size(address: str, browser_page: Any) -> None:
+    page = browser_page
+    page.goto(address)
+    written = "async values => values.map((await import('/static/common.js')).formatNumber)"
+    assert page.evaluate(written, list(NUMBERS)) == list(NUMBERS.values())
 
 
 PAGES = {

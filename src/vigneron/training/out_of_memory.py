@@ -22,12 +22,12 @@ def explained_memory(config: Config) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise UserError(_advice(config, error)) from error
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()

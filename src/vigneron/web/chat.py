@@ -1,5 +1,6 @@
 """The page of `vigneron view --chat`: completions of a run's checkpoints. A model is loaded with the first message."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
@@ -33,8 +34,10 @@ class Message:
         except (ValueError, LookupError, TypeError, RecursionError):
             raise UserError("the request must have run, step, talk, temperature and max_new_tokens") from None
         texts = all(isinstance(text, str) for text in (message.run, *message.talk))
-        if not texts or not message.talk or sum(map(len, message.talk)) > MAX_TEXT:
-            raise UserError(f"talk: expected texts of at most {MAX_TEXT:,} characters")
+        if not texts or len(message.talk) % 2 == 0:
+            raise UserError("talk: expected texts of the user and of the model in turn, the user's first and last")
+        if sum(map(len, message.talk)) > MAX_TEXT:
+            raise UserError(f"the conversation has more than {MAX_TEXT:,} characters: begin a new one")
         if type(message.step) is not int or message.step < 0:
             raise UserError("step: expected a whole number")
         if not is_number(message.temperature) or not 0 <= message.temperature <= 10:
@@ -45,20 +48,45 @@ class Message:
         return message
 
 
-class Chats:
-    """One model in memory, and one reply at a time."""
+def chat_device(trains: bool) -> str:
+    """The CPU while a run is trained, or where other processes hold half of the GPU's memory: a second model could end
+    them."""
+    import torch
 
-    def __init__(self) -> None:
+    if not torch.cuda.is_available():
+        return "auto"
+    if trains:
+        return "cpu"
+    free, total = torch.cuda.mem_get_info()
+    return "cpu" if free < total / 2 else "auto"
+
+
+class Chats:
+    """One model in memory, and one reply at a time. `trains`: whether a run is being trained, which needs the GPU."""
+
+    def __init__(self, trains: Callable[[], bool]) -> None:
         self._lock = Lock()
+        self._trains = trains
         self._loaded: tuple[Path, int] | None = None
         self._trained: Any = None
 
     def reply(self, folder: Path, message: Message) -> str:
+        from vigneron.training.out_of_memory import is_out_of_memory
+
         with self._lock:
-            trained = self._of(folder, message.step)
-            sample = trained.sample if message.step else trained.sample_before
-            sampling = {"temperature": message.temperature, "max_new_tokens": message.max_new_tokens}
-            (reply,) = sample([self._prompt(message)], seed=len(message.talk), **sampling)
+            try:
+                return self._reply(folder, message)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._loaded = self._trained = None
+                raise UserError("out of memory: ask for fewer new tokens, or chat with a smaller model") from error
+
+    def _reply(self, folder: Path, message: Message) -> str:
+        trained = self._of(folder, message.step)
+        sample = trained.sample if message.step else trained.sample_before
+        sampling = {"temperature": message.temperature, "max_new_tokens": message.max_new_tokens}
+        (reply,) = sample([self._prompt(message)], seed=len(message.talk), **sampling)
         return str(reply)
 
     def _of(self, folder: Path, step: int) -> Any:
@@ -68,7 +96,7 @@ class Chats:
         same = self._loaded is not None and self._loaded[0] == folder and step in (0, self._loaded[1])
         if not same:
             self._loaded = self._trained = None  # its memory is needed
-            trained = load_run(folder, step=step or None)
+            trained = load_run(folder, step=step or None, device=chat_device(self._trains()))
             if trained.config.method.trains == "scorer":
                 raise UserError("this run trained a reward model, which cannot generate text")
             self._loaded, self._trained = (folder, trained.step), trained

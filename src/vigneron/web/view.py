@@ -16,8 +16,8 @@ from vigneron.run_store.curves import curves_of
 from vigneron.run_store.headline_metrics import headline_keys, headline_values
 from vigneron.run_store.metric_table import in_order, metric
 from vigneron.run_store.notices import Notice
-from vigneron.run_store.outcome import stored_outcome
-from vigneron.run_store.outcome_text import best_text, ended_outcome, next_steps, outcome_cell
+from vigneron.run_store.outcome import outcome_json, stored_outcome
+from vigneron.run_store.outcome_text import best_text, next_steps, outcome_cell, outcome_text
 from vigneron.run_store.rubric_samples import KINDS
 from vigneron.run_store.sample_search import SORTS, WHICH, SampleQuery, SampleSearch
 from vigneron.run_store.sample_turns import EXTRAS, turns_of_sample
@@ -67,7 +67,11 @@ def view_app(places: Sequence[Path], *, chat: bool = False) -> Starlette:
 class _Viewer:
     def __init__(self, runs: Runs, *, chat: bool = False) -> None:
         self._runs = runs
-        self._chats = Chats() if chat else None
+        self._chats = Chats(self._trains) if chat else None
+
+    def _trains(self) -> bool:
+        """Whether one of the runs is being trained."""
+        return any(self._runs.status(path).alive for path in self._runs.folders().values())
 
     def html_page(self, template: str) -> Any:
         """The page is the same for all runs; its script fetches the data that its address names."""
@@ -267,7 +271,8 @@ def _outcome(status: RunStatus) -> dict[str, Any] | None:
         return None
     steps = next_steps(outcome, status) if status.state == "finished" else []
     return {
-        **(ended_outcome(status) or {}),
+        **outcome_json(outcome),
+        "text": outcome_text(outcome),
         "label": outcome.label,
         "cell": outcome_cell(outcome),
         "best_text": best_text(outcome),

@@ -102,7 +102,7 @@ export function formatNumber(value) {
   if (typeof value !== "number") return String(value);
   if (Number.isInteger(value)) return String(value);
   const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : value.toPrecision(4).replace(/\.?0+$/, "");
+  return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
 const STATES = { running: "good", finished: "", starting: "good", stopped: "quiet", failed: "bad", killed: "bad" };

@@ -32,7 +32,7 @@ function draw(box, found) {
   const names = Object.keys(VALUES).filter((name) => found.values[name]?.some((value) => typeof value === "number"));
   if (!names.length) return box.replaceChildren("no values were kept");
   const select = make("select", { "aria-label": "value that colours the tokens" }, ...names.map((name) => make("option", { value: name }, VALUES[name].label)));
-  const about = make("span", { class: "quiet" }), under = make("p", { class: "token-values", role: "status" }, "point at a token for its values");
+  const about = make("span", { class: "quiet" }), under = make("p", { class: "token-values", role: "status" }, "point at a token for its values, or go through them with the arrow keys");
   const tokens = found.pieces.map((piece, at) => make("span", { class: found.trained[at] ? "token" : "token untrained", "data-at": at }, visibleText(piece)));
   const line = (at) => [`token ${at + 1} of ${found.pieces.length}`, ...names.map((name) => `${VALUES[name].label} ${formatNumber(found.values[name][at])}`), found.trained[at] ? "" : "not trained"].filter(Boolean).join(", ");
   const colour = () => {
@@ -41,10 +41,23 @@ function draw(box, found) {
     about.textContent = `${formatNumber(Math.min(...numbers))} to ${formatNumber(Math.max(...numbers))}: ${VALUES[name].meaning}`;
     tokens.forEach((token, at) => token.setAttribute("style", background(name, strength[at])));
   };
-  const text = make("div", { class: "text tokens" }, ...tokens, found.left_out ? make("span", { class: "quiet" }, ` … ${found.left_out} more tokens`) : null);
+  const text = make("div", { class: "text tokens", role: "group", tabindex: 0, "aria-label": "tokens" }, ...tokens, found.left_out ? make("span", { class: "quiet" }, ` … ${found.left_out} more tokens`) : null);
+  let chosen = -1;
+  const choose = (at) => {
+    tokens[chosen]?.classList.remove("chosen");
+    chosen = at;
+    tokens[at].classList.add("chosen");
+    under.textContent = line(at);
+  };
   text.addEventListener("pointerover", (event) => {
     const at = event.target.dataset?.at;
-    if (at !== undefined) under.textContent = line(Number(at));
+    if (at !== undefined) choose(Number(at));
+  });
+  text.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    choose(Math.min(Math.max(chosen + step, 0), tokens.length - 1));
   });
   select.addEventListener("change", colour);
   box.replaceChildren(make("p", { class: "head" }, select, about), text, under);

@@ -17,18 +17,20 @@ function draw(waiting = false) {
 async function send() {
   const text = byId("text").value;
   if (!text.trim() || byId("send").disabled) return;
-  talk.push(text);
+  const own = talk; // "New conversation" begins another one while this waits
+  own.push(text);
   byId("text").value = "";
   draw(true);
   try {
-    const body = { run, step: Number(byId("step").value), talk, temperature: Number(byId("temperature").value), max_new_tokens: Number(byId("tokens").value) || null };
+    const body = { run, step: Number(byId("step").value), talk: own, temperature: Number(byId("temperature").value), max_new_tokens: Number(byId("tokens").value) || null };
     const answer = await fetch("/chat/reply", { method: "POST", headers: { ...keyed(), "Content-Type": "application/json" }, body: JSON.stringify(body) });
     const found = await answer.json().catch(() => ({}));
     if (!answer.ok) throw new Error(found.error ?? `the server answered with status ${answer.status}`);
-    talk.push(found.reply);
+    own.push(found.reply);
     showMessage("");
   } catch (error) {
-    byId("text").value = talk.pop();
+    own.pop();
+    byId("text").value ||= text; // unless the next one has been begun
     throw error;
   } finally {
     draw();
@@ -43,7 +45,7 @@ byId("text").addEventListener("keydown", (event) => {
     attempt(send);
   }
 });
-byId("new").addEventListener("click", () => { talk = []; draw(); });
+byId("new").addEventListener("click", () => { talk = []; draw(byId("send").disabled); });
 for (const name of ["step", "temperature", "tokens"]) byId(name).addEventListener("change", () => address.set({ [name]: byId(name).value }));
 
 attempt(async () => {
