@@ -55,7 +55,7 @@ def test_a_new_conversation_is_not_begun_by_an_old_reply(trained: api.Trained, b
         page.locator("#step", has_text="after step 2").wait_for()
         page.evaluate("""() => {
             const real = window.fetch, held = new Promise((go) => { window.letGo = go; });
-            window.fetch = async (path, ...more) => { const answer = await real(path, ...more); await held; return answer; };
+            window.fetch = async (...given) => { const answer = await real(...given); await held; return answer; };
         }""")
         page.get_by_label("message").fill("hello")
         page.get_by_role("button", name="Send").click()
