@@ -1,13 +1,14 @@
 """The verdict on a run: from folders made by hand, as training, a kill or a damaged file leaves them."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vigneron.core.paired import Interval
+from vigneron.core.paired import Interval, paired_interval
 from vigneron.recipe import check_config
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.outcome import Evaluation, Outcome, Verdict, outcome_json, outcome_of, stored_outcome
@@ -219,11 +220,24 @@ def test_damaged_samples_cost_only_the_interval(tmp_path: Path) -> None:
 def test_more_rows_are_named_where_they_would_help(tmp_path: Path) -> None:
     folder = make_run(tmp_path, accuracies(_0=4 / 6, _40=0.5), {0: right(4, 6), 40: right(3, 6)})
     found = read(folder)
-    assert rows_needed(found) == 42  # 6 · (0.43999 / 0.16667)² = 41.8
+    assert rows_needed(found) == 86  # 2.04 · 6 · (0.43999 / 0.16667)² = 85.3
     assert next_steps(found, status_of(folder.path)) == [
-        ("try", "about 42 held-out rows (data.held_out) would show a change of this size"),
+        ("try", "about 86 held-out rows (data.held_out) would show a change of this size"),
         ("train further", f"vigneron resume {folder.path} steps=80"),
     ]
+
+
+def test_so_many_rows_show_a_change_in_four_of_five_draws() -> None:
+    """Of 40 rows two more rise than fall, of ten that change: with as many rows as are advised, most draws show it."""
+    seen = paired_interval([1.0] * 6 + [-1.0] * 4 + [0.0] * 30, 1.0)
+    rows = rows_needed(Outcome("eval/accuracy", Evaluation(0, 0.5), Evaluation(1, 0.55), seen, 40))
+    assert rows is not None
+    draw, shown = random.Random(1), 0
+    for _ in range(300):
+        moves = draw.choices([1.0, -1.0, 0.0], weights=[6, 4, 30], k=rows)
+        change = paired_interval(moves, 1.0)
+        shown += change is not None and change.low > 0
+    assert 0.7 < shown / 300 < 0.9
 
 
 def test_a_change_that_is_rounding_calls_for_no_rows_and_is_no_rise(tmp_path: Path) -> None:

@@ -137,11 +137,8 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
             yield (to_cell(arm.name), to_cell(key), *spread)
 
 
-def _own_ids(svg: str) -> str:
-    """Ids that the page's first figure does not have."""
-    for start in ('id="', 'href="#', "url(#"):
-        svg = svg.replace(start, f"{start}intervals-")
-    return svg
+def _intervals_svg(found: Sequence[Estimate]) -> Markup:
+    return Markup(for_page(as_svg(interval_figure(found)), "intervals", "Held-out means and their 95 % intervals"))
 
 
 def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:
@@ -152,7 +149,7 @@ def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:
         headings=[heading(arm) for arm in arms],
         sections=_sections(arms),
         intervals=found,
-        interval_figure=Markup(_own_ids(for_page(as_svg(interval_figure(found))))) if found else "",
+        interval_figure=_intervals_svg(found) if found else "",
         differences=differences(arms),
         per_run=PER_RUN,
         runs=[

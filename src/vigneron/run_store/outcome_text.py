@@ -14,6 +14,7 @@ from vigneron.values import short
 
 LOWER_LR = 3.0
 """A learning rate to try next, where the run made things worse: this times lower."""
+POWER = 2.04
 MOST_ROWS = 100_000
 """Held-out rows that are still advised."""
 
@@ -114,15 +115,16 @@ def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str
 
 
 def rows_needed(outcome: Outcome) -> int | None:
-    """About how many rows would show a change of this size: the width of an interval falls with their square root. None
-    if there is no change, or more than `MOST_ROWS` would be needed."""
+    """About how many rows would show a change of this size in four of five draws: the width of an interval falls with
+    their square root, and ((1.96 + 0.84) / 1.96)² = 2.04. None if there is no change, or more than `MOST_ROWS` would be
+    needed."""
     change = outcome.change
     if change is None or change.mean == 0:
         return None
     reach = (change.high - change.low) / 2
-    if abs(change.mean) <= reach * math.sqrt(outcome.rows / MOST_ROWS):  # next to nothing: rounding, or chance
+    if abs(change.mean) <= reach * math.sqrt(POWER * outcome.rows / MOST_ROWS):  # next to nothing: rounding, or chance
         return None
-    needed = outcome.rows * (reach / abs(change.mean)) ** 2
+    needed = POWER * outcome.rows * (reach / abs(change.mean)) ** 2
     digits = max(0, math.floor(math.log10(needed)) - 1)
     return max(outcome.rows + 1, math.ceil(needed / 10**digits) * 10**digits)
 
