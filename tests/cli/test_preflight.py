@@ -133,7 +133,7 @@ def test_sizes_that_do_not_fit_the_data_are_noted_before_training(checked: Any, 
     trained = checked("right", *sizes, "steps=1", verb="train")
     assert trained.code == 0, trained.err
     for note in (
-        "optimizer.actor_lr: 0.5 is very high for `method: grpo` on all weights: 1e-7 to 0.0001 is usual",
+        "optimizer.actor_lr: 0.5 is very high for `method: grpo` on all weights: 1e-7 to 1e-4 is usual",
         "prompts_per_step: 3 prompts a step, but the training data has 2 rows",
         "max_new_tokens: 2 is too short for 1 of 2 answers in the training data",
     ):
@@ -158,13 +158,13 @@ def config(name: str, rate: float, **model: Any) -> Config:
     ("method", "rate", "lora", "usual"),
     [
         ("grpo", 1e-5, False, None),
-        ("grpo", 5e-4, False, "high for `method: grpo` on all weights: 1e-7 to 0.0001"),
+        ("grpo", 5e-4, False, "high for `method: grpo` on all weights: 1e-7 to 1e-4"),
         ("grpo", 5e-4, True, None),
         ("grpo", 1e-9, True, "low for `method: grpo` on a LoRA adapter: 1e-6 to 0.001"),
         ("sft", 1e-5, True, None),
         ("sft", 1e-6, False, None),
-        ("sft", 3e-3, False, "high for `method: sft` on all weights: 1e-6 to 0.0002"),
-        ("dpo", 1e-3, True, "high for `method: dpo` on a LoRA adapter: 1e-6 to 0.0005"),
+        ("sft", 3e-3, False, "high for `method: sft` on all weights: 1e-6 to 2e-4"),
+        ("dpo", 1e-3, True, "high for `method: dpo` on a LoRA adapter: 1e-6 to 5e-4"),
     ],
 )
 def test_usual_learning_rates(method: str, rate: float, lora: bool, usual: str | None) -> None:

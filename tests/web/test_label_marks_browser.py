@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.browser import served
-from support.labelling import make_run, sample, session_of, write_rows
+from support.labelling import make_run, sample, session_of, write_comparisons, write_rows
 from vigneron.commands.label import LabelOptions, next_step
 from vigneron.web.label import label_app
 
@@ -57,6 +57,18 @@ def address(run: Path, tmp_path: Path) -> Iterator[str]:
 
 def marks(page: Any) -> list[list[str]]:
     return sorted(article.locator("mark").all_text_contents() for article in page.locator("article").all())
+
+
+def test_a_text_that_begins_with_a_space_is_plain(tmp_path: Path, browser_page: Any) -> None:
+    """As most completions of base models do: only spaces themselves are ever dotted."""
+    page = browser_page
+    with served(label_app(session_of(write_comparisons(tmp_path), tmp_path / "pairs.jsonl"), "pairs")) as address:
+        opened(page, address)
+        page.keyboard.press("d")
+        assert page.locator("#completions .space, #completions mark").count() == 0
+        page.keyboard.press("w")
+        assert page.locator("#completions .space").all_text_contents() == [" ", " "]
+        page.goto("about:blank")
 
 
 def test_the_difference_is_marked_and_whitespace_made_visible(address: str, browser_page: Any) -> None:

@@ -48,8 +48,10 @@ def _rate(key: str, given: float, least: float, most: float, of: str) -> Iterato
 
 
 def _short(rate: float) -> str:
-    """As people write it: 1e-5, 0.01."""
-    return f"{rate:.3g}".replace("e-0", "e-")
+    """As people write it: 2e-5, 1e-4, 0.01."""
+    mantissa, _, exponent = f"{rate:.2e}".partition("e")
+    digits = mantissa.rstrip("0").rstrip(".")
+    return f"{digits}e{int(exponent)}" if 0 < rate < 1e-3 else f"{rate:.3g}"
 
 
 def row_notices(config: Config, data: Data) -> Iterator[str]:

@@ -16,7 +16,8 @@ function shownSpace(part) {
 
 /** One by one: a call with as many arguments as a text has spaces may be refused. */
 function add(parent, text, spaces) {
-  for (const part of spaces ? text.split(/( +|\t|\n)/) : [text]) parent.append(shownSpace(part));
+  if (!spaces) return parent.append(text);
+  for (const part of text.split(/( +|\t|\n)/)) parent.append(shownSpace(part));
 }
 
 /** Spaces are shown where they are asked for, and where they are the difference. */
