@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from support.small_batch import make_batch
 from vigneron.batch import Batch
-from vigneron.cli.main import without_option
+from vigneron.cli.training import without_option
 from vigneron.config import Config, RewardConfig
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import check_ranks, resume_command
