@@ -280,9 +280,9 @@ def test_a_webhook_gets_warnings_and_the_end(
         run = api.train(config(tmp_path, tiny_folder, "webhook"), name="watched", runs=tmp_path).folder
         own = len(server.seen)
         keep_notice(RunFolder(run), Notice(4, "of an earlier start", "warning"))
+        monkeypatch.setenv("OTHER_API_KEY", KEY)
         trackers = Tracking(["webhook"], run, {})
         (run / "status.json").write_text(json.dumps({"state": "failed", "error": f"no disk {KEY}"}))
-        monkeypatch.setenv("OTHER_API_KEY", KEY)
         keep_notice(RunFolder(run), Notice(5, "entropy is low", "warning"))
         keep_notice(RunFolder(run), Notice(5, "a note"))
         trackers.log(5, {})
