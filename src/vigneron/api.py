@@ -15,6 +15,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.distributed import ranks
 from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
+from vigneron.files import default_runs_folder
 from vigneron.methods import build_method
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model import Policy
@@ -27,7 +28,7 @@ from vigneron.rollout.build import evaluation_rollout, sampling_rollout
 from vigneron.rollout.on_policy import OnPolicy, sampling_of
 from vigneron.rollout.value_search import ValueSearch, beam_search, best_by_value, samples_of_each
 from vigneron.run_data.readers import checker_name
-from vigneron.run_store.folder import RunFolder, default_runs_folder
+from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.samples import Sample
 from vigneron.timing import reporting_phases
 from vigneron.training import loop

@@ -32,6 +32,10 @@ def user_path(name: str | Path) -> Path:
     return path
 
 
+def default_runs_folder() -> Path:
+    return Path(os.environ.get("VIGNERON_RUNS", "runs"))
+
+
 def open_regular(path: Path) -> BufferedReader:
     """Open a file of a folder that may come from others for reading. Raises OSError for a pipe, a device or a socket,
     which could block or never end."""

@@ -15,7 +15,7 @@ from vigneron.config import USER_CODE, Config, MethodConfig
 from vigneron.config.keys import is_text, kind_of, models_in
 from vigneron.config.values import STORED
 from vigneron.errors import UserError, did_you_mean, visible
-from vigneron.files import read_regular, user_path
+from vigneron.files import default_runs_folder, read_regular, user_path
 from vigneron.validation import field_errors
 from vigneron.yaml_text import LARGEST_FILE, Dumper, parse_yaml
 
@@ -44,6 +44,11 @@ def recipe_text(name: str) -> str:
             f"'{name}' is a method, not a recipe: write a .yaml file with `method: {{name: {name}}}` and `data` "
             f"(`vigneron methods {name}` lists its keys), or start from one of `vigneron recipes`"
         )
+    for run in (path, default_runs_folder() / path):
+        if (run / "config.yaml").is_file():
+            raise UserError(
+                f"'{name}' is a run, not a recipe: give '{run / 'config.yaml'}', and model.name={name} for its weights"
+            )
     known = did_you_mean(name, recipe_names(), "`vigneron recipes` lists them")
     raise UserError(f"unknown recipe '{name}'{known}; or give the path of a .yaml file")
 

@@ -295,8 +295,8 @@ class TestRuns:
     @pytest.mark.parametrize("verb", ["resume", "eval", "chat", "report"])
     def test_a_folder_that_is_no_run(self, tmp_path: Path, verb: str) -> None:
         (tmp_path / "empty").mkdir()
-        for folder in ("empty", "nowhere"):
-            assert_one_line(vigneron(verb, folder), f"'{folder}' is not a run's folder")
+        assert_one_line(vigneron(verb, "empty"), "'empty' is not a run's folder")
+        assert_one_line(vigneron(verb, "nowhere"), "there is no run 'nowhere' in 'runs' (`vigneron runs` lists them)")
 
     @pytest.mark.parametrize("verb", ["resume", "eval", "chat", "report"])
     @pytest.mark.parametrize(

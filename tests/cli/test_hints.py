@@ -80,6 +80,11 @@ def test_a_key_written_as_an_option_says_what_to_write(words: tuple[str, ...], l
     assert line in answer.err
 
 
+def test_a_short_name_and_a_command_of_other_tools_say_what_to_write() -> None:
+    assert line_of(**GRPO, lr=1e-5) == "my.yaml: unknown key 'lr' (here it is `optimizer.actor_lr`)"
+    assert vigneron("list").err == "error: there is no command 'list': did you mean `vigneron runs`?\n"
+
+
 def test_a_method_is_no_recipe() -> None:
     answer = vigneron("train", "flower")
     assert answer.code == 2

@@ -1,6 +1,7 @@
 """What `validate` and `train` find before any weights are loaded: the user's reward, names, rates and sizes."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ async def first(prompts, completions, **columns):
 
 def half(completions, **columns):
     return [0.5] * len(completions)
+
+def length(completions, **columns):
+    return [len(c.strip()) for c in completions]
 
 def ranked(prompts, completions, **columns):
     return [1 / (prompts.count(prompt) - 1) for prompt in prompts]
@@ -88,6 +92,34 @@ def test_a_reward_that_fails_on_empty_texts_is_noted(checked: Any) -> None:
     assert "note: reward 'first' (preflight_rewards.py, line 20) raised IndexError" in answer.out
     assert "for an empty completion, which stops the run as soon as the model writes nothing" in answer.out
     assert "note: reward" not in checked("right").out
+
+
+def test_a_reward_that_takes_messages_for_text_is_noted_or_explained(checked: Any) -> None:
+    """`'b' in [{"role": …}]` is false for every completion: such a run would train on nothing."""
+    noted = checked("right", "data.chat=true")
+    assert noted.code == 0, noted.err
+    line = "note: reward 'right' (preflight_rewards.py, line 2) gives 0.0 to the data's own answer and to an empty comp"
+    text = 'completions are lists of messages here, as in TRL: `completion[0]["content"]` is the text'
+    assert line in noted.out
+    assert text in noted.out
+    raised = checked("length", "data.chat=true")
+    assert "raised AttributeError: 'list' object has no attribute 'strip'" in raised.err
+    assert text in raised.err
+    assert checked("length").code == 0
+
+
+def test_a_reward_that_broke_since_is_found_before_a_model_is_loaded(
+    checked: Any, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `resume`, after an edit of the file, and by `sample`."""
+    trained = checked("right", "steps=1", verb="train")
+    assert trained.code == 0, trained.err
+    monkeypatch.setattr("preflight_rewards.right", sys.modules["preflight_rewards"].words)
+    monkeypatch.setattr("vigneron.policy.from_config.load_policy", None)  # must not be called
+    line = "reward 'words' (preflight_rewards.py, line 14) returned the text 'good' for row 1"
+    assert line in vigneron("resume", "runs/my", "steps=2").err
+    assert line in checked("right", verb="sample").err
+    assert "method.name was grpo, is ppo: it cannot be changed" in vigneron("resume", "runs/my", "method.name=ppo").err
 
 
 def test_a_reward_that_compares_the_completions_of_a_prompt_is_given_a_group(checked: Any, tmp_path: Path) -> None:

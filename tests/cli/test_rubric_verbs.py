@@ -395,7 +395,7 @@ def test_labels_may_be_conversations(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere"], "'nowhere' is not a run's folder"),
+        (["nowhere"], "there is no run 'nowhere'"),
         (["run", "--step", "7"], "--step: no stored samples of step 7; available steps: 1, 2"),
         (["run", "--out", "x.txt"], "'x.txt' should end in .csv"),
         (["run", "--labels", "empty.csv"], "labels: 'empty.csv' has no rows"),

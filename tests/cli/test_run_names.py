@@ -34,7 +34,7 @@ def test_verbs_take_names(place: Path, tmp_path: Path, name: str) -> None:
     assert run_path(name) == place / "my-runs" / "first"
     for words in (("show", name), ("report", name, "second", "--out", tmp_path / "both.html"), ("label", name)):
         answer = vigneron(*words)
-        assert "not a run's folder" not in answer.err
+        assert "there is no run" not in answer.err
         assert "no such file" not in answer.err.lower()
         assert answer.code == (2 if words[0] == "label" else 0), answer.err  # there is nothing to compare
     plan = plan_comparison([name, "second"], seeds=None, runs=None, name=None, out=None)
@@ -55,7 +55,20 @@ def test_what_is_here_comes_before_a_run_of_that_name(tmp_path: Path) -> None:
     assert newest_weights("first") == str((tmp_path / "first").resolve())
 
 
-def test_a_wrong_name_is_compared_with_those_of_the_runs() -> None:
-    assert "it has no config.yaml (did you mean 'first'?)" in vigneron("show", "frist").err
+def test_a_run_is_no_recipe(place: Path) -> None:
+    line = f"'first' is a run, not a recipe: give '{place / 'my-runs' / 'first' / 'config.yaml'}', and model.name=first"
+    assert line in vigneron("sample", "first").err
+
+
+def test_a_wrong_name_is_compared_with_those_of_the_runs(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = place / "my-runs"
+    assert f"there is no run 'frist' in '{runs}' (did you mean 'first'?)" in vigneron("show", "frist").err
+    at_step = vigneron("show", runs / "first" / "checkpoints" / "step-1").err
+    assert f"is a checkpoint: name its run, '{runs / 'first'}' (eval, chat and export take --step 1)" in at_step
     with pytest.raises(UserError, match=r"there is no run 'runs/secnd': did you mean 'second'\?"):
         newest_weights("runs/secnd")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("VIGNERON_RUNS", str(tmp_path))  # the runs were written with `--runs my-runs`
+    assert "(did you mean 'my-runs/first'?); name a run elsewhere by its path" in vigneron("show", "first").err

@@ -40,6 +40,8 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"prompt": "x"}\n\n{"prompt": }\n', "'.*a.jsonl', line 3 is not JSON"),
+        ("a.jsonl", "prompt,answer\nx,y\n", ".*line 1 is not JSON: Expecting value: if this is CSV, name it"),
+        ("a.jsonl", '{\n"prompt": "x"\n}\n', ".*line 1 is not JSON: .*: a .jsonl file has one whole object on"),
         ("a.jsonl", '{"prompt": "x"}\n["x"]\n', "'.*a.jsonl', line 2 is not a JSON object"),
         ("a.jsonl", '{"prompt": "' + "x" * LONGEST_LINE + '"}\n', "'.*a.jsonl', line 1 is longer than"),
         ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl', line 1 is not UTF-8"),
@@ -102,6 +104,10 @@ GOOD = {"prompt": "x", "answer": "y"}
     ("row", "message"),
     [
         ({"promt": "x", "answer": "y"}, r"row 2 has no 'prompt' \(did you mean 'promt'\?\)"),
+        (
+            {"question": "x", "answer": "y"},
+            r"row 2 has no 'prompt' .*: set `data.columns: \{prompt: question\}`",
+        ),
         ({"prompt": "", "answer": "y"}, "row 2 has an empty 'prompt': fill it in, or remove the row"),
         (
             {"conversations": [{"from": "human", "value": "x"}], "answer": "y"},

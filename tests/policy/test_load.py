@@ -1,5 +1,6 @@
 """Loading a child: what is accepted, what is refused, and what is switched off."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
     with pytest.raises(UserError, match=r"unknown model 'smollm-135m' \(did you mean 'smollm2-135m'\?\)"):
         check_model_name("smollm-135m")
     check_model_name("gpt2")
+
+
+def test_weights_without_a_tokenizer_are_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:
+    """transformers would make a tokenizer of no tokens, and every prompt would be empty."""
+    shutil.copy(tiny_folder / "config.json", tmp_path)
+    check_model_name(str(tmp_path))  # a config alone is enough to plan memory
+    shutil.copy(tiny_folder / "model.safetensors", tmp_path)
+    with pytest.raises(UserError, match=r"has weights and no tokenizer \(tokenizer.json\): save the base model's"):
+        check_model_name(str(tmp_path))
+    shutil.copy(tiny_folder / "tokenizer.json", tmp_path)
+    check_model_name(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vigneron.core.intervals import Interval, seeds_and_rows_interval
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import intervals_table, write_comparison
 from vigneron.report.interval_figure import bar, interval_figure, panels_of, scale_of
-from vigneron.report.paired_intervals import Estimate, estimates
+from vigneron.report.paired_intervals import Estimate, estimates, not_compared
 from vigneron.run_store.archive import unpacked, write_archive
 from vigneron.run_store.eval_rows import FILE, KEPT, read_eval_rows
 from vigneron.run_store.experiment_arms import Arm, CollectedRun, arms_of
@@ -108,13 +108,23 @@ def test_what_was_not_scored_alike_has_no_difference(tmp_path: Path) -> None:
     found = found_in(arms_in(tmp_path / "reward", reward={"kind": "binary"}))
     assert ("eval/accuracy", "a − b") in found
     assert ("eval/reward", "a − b") not in found
+    reasons = {
+        "answers": "their held-out rows are not the same",
+        "checker": "data.checker is None and 'strict_equality'",
+        "part": "data.held_out is None and 'tuning'",
+    }
     for name, keys in {
         "answers": {"answers": "uvwxyz"},
         "checker": {"data": {"task": "antonyms", "checker": "strict_equality"}},
         "part": {"data": {"task": "antonyms", "held_out": "tuning"}},
     }.items():
         (tmp_path / name).mkdir()
-        assert not [of for _, of in found_in(arms_in(tmp_path / name, **keys)) if "−" in of], name
+        arms = arms_in(tmp_path / name, **keys)
+        assert not [of for _, of in found_in(arms) if "−" in of], name
+        (line,) = not_compared(arms, estimates(arms))
+        assert line == f"a and b are not compared: {reasons[name]}"
+    arms = arms_in(tmp_path)
+    assert not not_compared(arms, estimates(arms))
 
 
 def test_one_seed_is_of_rows_and_one_number_of_nothing(tmp_path: Path) -> None:

@@ -50,7 +50,14 @@ def test_a_python_function_by_its_path_in_a_module_beside_the_recipe(here: Path)
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("no_such_vineyard:reward", "cannot import 'no_such_vineyard'"),
+        (
+            "no_such_vineyard:reward",
+            "cannot import 'no_such_vineyard': .* in '.*', where vigneron was started",
+        ),
+        (
+            "grape_scores_two.py:reward",
+            "should be module:function, not .*: leave out '.py'",
+        ),
         ("grape_scores_two:missing", "'grape_scores_two' has no function 'missing'"),
         ("grape_scores_two:NUMBER", "'grape_scores_two' has no function 'NUMBER'"),
         ("grape_scores_two.inner:reward", "cannot import 'grape_scores_two.inner'"),

@@ -126,6 +126,18 @@ def test_words_and_numbers_of_a_fall(tmp_path: Path) -> None:
     assert next_steps(gone, status)[0] == ("try", f"vigneron train {folder.path}/config.yaml steps=20")
 
 
+def test_a_reward_that_never_differs_is_said_instead_of_training_further(tmp_path: Path) -> None:
+    values = {0: {"eval/reward": 0.0}, 1: {"reward_std": 0.0}, 2: {"reward_std": 0.0, "eval/reward": 0.0}}
+    reward = {"kind": "python", "function": "my:reward"}
+    folder = make_run(tmp_path, values, {0: [0.0] * 4, 2: [0.0] * 4}, reward=reward)
+    found = read(folder)
+    assert outcome_text(found).endswith("held-out reward stayed at 0.000 (95 % interval of the change +0.000 to +0.000)")
+    ((name, text),) = next_steps(found, status_of(folder.path))
+    assert (name, text[:41]) == ("try", "no two rewards of a step ever differed, s")
+    folder.append("metrics.jsonl", {"step": 3, "reward_std": 0.5})
+    assert next_steps(found, status_of(folder.path))[0][0] == "train further"
+
+
 def test_a_loss_is_better_where_it_falls(tmp_path: Path) -> None:
     values = {0: {"eval/loss/nll": 2.5}, 20: {"eval/loss/nll": 1.25}, 40: {"eval/loss/nll": 1.5}}
     folder = make_run(

@@ -60,11 +60,13 @@ def test_samples_are_recorded_trained_on_and_searched(tmp_path: Path, tiny_folde
 
 
 calls: list[int] = []
+TRIED = 2
+"""Calls of a reward before the model is loaded: with a row's answer, and with empty completions."""
 
 
-def fails_at_the_third_call(completions: list[str], **columns: Any) -> list[float]:
+def fails_at_the_third_part(completions: list[str], **columns: Any) -> list[float]:
     calls.append(len(completions))
-    if len(calls) == 3:
+    if len(calls) == TRIED + 3:
         raise RuntimeError("the judge is down")
     return has_vowel(completions)
 
@@ -74,7 +76,7 @@ def test_samples_are_kept_if_a_later_part_fails(
 ) -> None:
     """The same command continues, and the file is the one of an uninterrupted command, to the byte."""
     monkeypatch.setattr(record_samples, "PROMPTS", 3)
-    reward = {"kind": "python", "function": "test_record_samples:fails_at_the_third_call"}
+    reward = {"kind": "python", "function": "test_record_samples:fails_at_the_third_part"}
     recipe = a_star_config(tmp_path, tiny_folder, method={"name": "grpo"}, group_size=2, reward=reward)
     out, listener = tmp_path / "samples.jsonl", Listener()
     calls.clear()
@@ -84,7 +86,7 @@ def test_samples_are_kept_if_a_later_part_fails(
     assert listener.notices[-1].startswith("12 samples are kept in ")
     api.record_samples(recipe, out=out, samples=2, notice=listener.notice)
     assert listener.notices[-1].startswith("continues behind the 12 samples in ")
-    assert calls == [6, 6, 6, 6, 2], "the first two parts are not rewarded again"
+    assert calls == [2, 2, 6, 6, 6, 2, 2, 6, 2], "the first two parts are not rewarded again"
     whole = api.record_samples(recipe, out=tmp_path / "whole.jsonl", samples=2).file
     assert whole.read_bytes() == out.read_bytes()
     assert sorted(path.name for path in tmp_path.glob("samples*")) == ["samples.held_out.jsonl", "samples.jsonl"]
@@ -93,12 +95,12 @@ def test_samples_are_kept_if_a_later_part_fails(
     with pytest.raises(UserError, match="the judge is down"):
         api.record_samples(recipe, out=tmp_path / "other.jsonl", samples=2)
     api.record_samples(recipe, out=tmp_path / "other.jsonl", samples=1)
-    assert calls[3:] == [3, 3, 3, 1], "drawn with another number of samples: nothing is continued"
+    assert calls[5:] == [2, 2, 3, 3, 3, 1], "drawn with another number of samples: nothing is continued"
 
 
 def missing_at_first(completions: list[str], **columns: Any) -> list[float | None]:
     calls.append(len(completions))
-    return [None if len(calls) == 1 else 1.0] * len(completions)
+    return [None if len(calls) == TRIED + 1 else 1.0] * len(completions)
 
 
 def test_a_part_without_rewards_is_not_a_step(

@@ -13,6 +13,8 @@ from vigneron.cli import constitution, pages, process, recipes, results, rolepla
 from vigneron.cli.key_options import refuse_key_as_option
 from vigneron.errors import UserError
 
+OTHER_NAMES = {"list": "runs", "ls": "runs"}
+"""What commands are called elsewhere."""
 TAKE_OVERRIDES = ("train", "resume", "demo", "validate", "parent", "sample", "compare")
 """Commands with `key=value` arguments."""
 
@@ -84,6 +86,8 @@ def main() -> None:
     debug = "--debug" in arguments
     with _one_line_errors(debug):
         words = [argument for argument in arguments if argument != "--debug"]
+        if words[:1] and words[0] in OTHER_NAMES:
+            raise UserError(f"there is no command '{words[0]}': did you mean `vigneron {OTHER_NAMES[words[0]]}`?")
         if words[:1] and words[0] in TAKE_OVERRIDES:
             command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
             refuse_key_as_option(words[1:], {"--help", *(name for one in command.params for name in one.opts)})

@@ -52,6 +52,13 @@ def check_rubric_code(configs: "Sequence[Config]", allowed: bool) -> None:
         check_code_allowed([file for config in configs for file in rubrics_of(config)], allowed=allowed)
 
 
+def check_run(run: Path) -> None:
+    """Raise for a path that is no run's, before imports that take seconds."""
+    from vigneron.run_store.folder import RunFolder
+
+    RunFolder.open(run)
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """Around imports that take seconds: a terminal shows what is waited for."""

@@ -25,7 +25,8 @@ def view(
     ] = False,
 ) -> None:
     """Browse runs in the browser: live curves, samples, configs."""
-    from vigneron.run_store.folder import default_runs_folder, run_path
+    from vigneron.files import default_runs_folder
+    from vigneron.run_store.folder import run_path
     from vigneron.web.runs import refuse_no_runs
     from vigneron.web.serve import serve
     from vigneron.web.view import view_app

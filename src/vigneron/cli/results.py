@@ -11,6 +11,7 @@ from vigneron.cli.options import (
     Runs,
     Step,
     check_rubric_code,
+    check_run,
     console,
     importing,
     separator_option,
@@ -96,6 +97,7 @@ def evaluate(
             raise UserError(f"--combine: expected min, last, product or mean, not '{combine}'")
         print_best_of(console(), best_of_samples(run, by, best_of, rows, step=step, combine=combine), by)
         return
+    check_run(run)
     with importing():
         from vigneron.api import load_run
     from vigneron.report.tables import conversation_lines, metrics_table, samples_table
@@ -139,6 +141,7 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a run's model, before and after training."""
+    check_run(run)
     with importing():
         from vigneron.commands.chat import chat_loop
 
@@ -160,6 +163,8 @@ def report(
     ] = None,
 ) -> None:
     """Write report.html: curves, completions before and after."""
+    for run in runs:
+        check_run(run)
     from vigneron.report.html import write_report
 
     typer.echo(f"wrote {write_report(runs, out)}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vigneron.cli.options import AsJson, RunPath, Step, console, importing
+from vigneron.cli.options import AsJson, RunPath, Step, check_run, console, importing
 from vigneron.errors import UserError
 
 
@@ -24,7 +24,7 @@ def runs(
 ) -> None:
     """List runs: state, last metrics, size on disk."""
     from vigneron.commands.runs import list_runs, print_runs
-    from vigneron.run_store.folder import default_runs_folder
+    from vigneron.files import default_runs_folder
 
     listed = list_runs(folder or default_runs_folder(), by_size=sizes)
     if as_json:
@@ -59,6 +59,7 @@ def export(
     """Export a run's model as a transformers folder. An adapter is merged, and the log-probs are verified."""
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UserError(f"--dtype: expected float32, bfloat16 or float16, not '{dtype}'")
+    check_run(run)
     with importing():
         from vigneron.commands.export import check_push
         from vigneron.commands.export import export as export_run

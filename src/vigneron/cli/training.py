@@ -42,9 +42,11 @@ def train(
 
     config = load_config(recipe, overrides or [])
     check_rubric_code([config], allow_code)
-    _launch_processes(config, nproc)
-    from vigneron.commands.train import train_run
+    from vigneron.commands.train import check_names, train_run
 
+    if is_main_process():  # another rank may come after the first one has made the folder
+        check_names(config, name, runs)
+    _launch_processes(config, nproc)
     train_run(console(), config, name=name, runs=runs, profile=profile, is_main=is_main_process())
 
 
@@ -74,12 +76,9 @@ def resume(
         from vigneron.rubric.code_items import check_code_allowed
 
         check_code_allowed([] if rubric is None else [rubric], allowed=allow_code)
-    if nproc > 1:
-        from vigneron.recipe import changed_config
+    from vigneron.commands.train import changed_run, resume_run
 
-        _launch_processes(changed_config(config, overrides, str(run)) if overrides else config, nproc)
-    from vigneron.commands.train import resume_run
-
+    _launch_processes(changed_run(config, overrides or [], run), nproc)
     resume_run(
         console(),
         run,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vigneron.config import Config
 from vigneron.errors import UserError
+from vigneron.files import default_runs_folder
 from vigneron.recipe import load_config, recipe_names
-from vigneron.run_store.folder import check_name, default_runs_folder, run_path
+from vigneron.run_store.folder import check_name, run_path
 
 LONGEST_NAME = 60
 

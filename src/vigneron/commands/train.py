@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from vigneron.data.sources import source_names
+from vigneron.errors import UserError
+from vigneron.files import default_runs_folder
+from vigneron.recipe import changed_config
 from vigneron.report.terminal import TerminalView, profile_table, say
+from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.outcome import Outcome, outcome_of, stored_outcome
 from vigneron.run_store.outcome_text import best_text, next_steps, outcome_text
 from vigneron.run_store.status import status_of
@@ -30,6 +35,27 @@ def train_run(
             trained = api.train(config, name=name, runs=runs, view=view)
         if is_main:
             _print_next_steps(console, trained)
+
+
+def check_names(config: "Config", name: str | None, runs: Path | None) -> None:
+    """Raise for a run's name that is taken and for data that is not there, before imports that take seconds."""
+    if name is not None:
+        RunFolder.refuse_taken(runs or default_runs_folder(), name)
+    for given in (config.data.train, config.data.held_out):
+        for source in [given] if isinstance(given, str) else given or []:
+            source_names(source)
+
+
+def changed_run(config: "Config", overrides: Sequence[str], run: Path) -> "Config":
+    """A run's config with overrides. Another method has other keys, of which none would be the mistake."""
+    for key, _, value in (override.partition("=") for override in overrides):
+        now, given = config.method.name, value.strip()
+        if key.strip() in ("method", "method.name") and given.isidentifier() and given != now:
+            raise UserError(
+                f"{run}: method.name was {now}, is {given}: it cannot be changed on resume; `vigneron train RECIPE "
+                f"model.name={run}` trains the run's model further with another method"
+            )
+    return changed_config(config, overrides, str(run)) if overrides else config
 
 
 def resume_run(

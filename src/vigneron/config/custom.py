@@ -47,6 +47,8 @@ def is_user_path(name: Any) -> bool:
 def import_object(path: str) -> Any:
     """`module:name`, imported; the current folder is on the path. Raises ValueError in the user's words."""
     module_name, _, name = path.partition(":")
+    if module_name.endswith(".py"):
+        raise ValueError(f"should be module:function, not {path!r}: leave out '.py', and write dots for slashes")
     if not all(part.isidentifier() for part in module_name.split(".")) or not name.isidentifier():
         raise ValueError(f"should be module:function, not {path!r}")
     if os.getcwd() not in sys.path:
@@ -54,12 +56,16 @@ def import_object(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(f"cannot import '{module_name}': {error}") from error
+        own = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        looked = f" in '{os.getcwd()}', where vigneron was started, or installed" if own else ""
+        raise ValueError(f"cannot import '{module_name}': {error}{looked}") from error
     except Exception as error:  # the edge to the user's own code: name it, keep the cause for --debug
         raise ValueError(f"importing '{module_name}' raised {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"'{module_name}' has no function '{name}'")
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = f" (available: {', '.join(functions)})" if functions else ""
+        raise ValueError(f"'{module_name}' has no function '{name}'{known}")
     return function
 
 

@@ -6,6 +6,7 @@ KEYS = {
     "num_generations": "group_size",
     "max_completion_length": "max_new_tokens",
     "learning_rate": "optimizer.actor_lr",
+    "lr": "optimizer.actor_lr",
     "lr_scheduler_type": "optimizer.schedule",
     "warmup_steps": "optimizer.warmup_steps",
     "weight_decay": "optimizer.weight_decay",
@@ -52,4 +53,4 @@ def trl_hint(path: Sequence[int | str]) -> str | None:
     ours = KEYS.get(str(path[-1])) if len(path) == 1 or path[0] == "method" else None
     if ours is None or ours == ".".join(map(str, path)):
         return None
-    return f" (TRL's name: here it is `{ours}`)"
+    return f" (here it is `{ours}`)" if path[-1] == "lr" else f" (TRL's name: here it is `{ours}`)"

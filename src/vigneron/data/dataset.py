@@ -26,6 +26,10 @@ def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
     read_list(rows, ColumnReader(columns), where)
 
 
+PROMPT_NAMES = ("question", "problem", "instruction", "query", "input", "text", "user")
+"""What the column of prompts is often called."""
+
+
 class ColumnReader:
     """Rows as they are, checked for required columns."""
 
@@ -58,6 +62,8 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
             if isinstance(row.get("conversations"), list):
                 hint = f": {SHAREGPT}"
             fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
+            if column == "prompt" and (meant := next((name for name in PROMPT_NAMES if name in has), None)):
+                fix = f": set `data.columns: {{prompt: {meant}}}` if that is it, or `data.template`"
             raise MissingColumn(f"data: {place} has no '{column}'{hint}", column, fix)
     for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
         raise UserError(f"data: {place}: '{column}' is reserved for an argument of rewards: rename the column")

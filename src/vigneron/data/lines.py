@@ -268,12 +268,22 @@ DECODER = json.JSONDecoder(parse_constant=_invalid_number, parse_float=_finite, 
 """JSON that can also be written back to the run's folder: no NaN, no infinite or very long number."""
 
 
+def _line_hint(line: str) -> str:
+    """What the file may be, by a line that is not JSON."""
+    start = line.strip()
+    if start in ("{", "[", "[{"):
+        return ": a .jsonl file has one whole object on each line; a .json file may be a list of objects"
+    if start and start[0] not in '{["' and "," in start:
+        return ": if this is CSV, name it .csv"
+    return ""
+
+
 def parse_line(line: str, where: Any) -> Row:
     """A JSON object, without unpaired surrogates. `where()` names the line."""
     try:
         row = DECODER.decode(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where()} is not JSON: {error.msg}") from error
+        raise UserError(f"{where()} is not JSON: {error.msg}{_line_hint(line)}") from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where()} cannot be read: {reason}") from error

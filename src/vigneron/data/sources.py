@@ -148,7 +148,7 @@ class SourceRows:
 
 def open_source(spec: SourceSpec, offsets: Sequence[np.ndarray] = ()) -> SourceRows:
     """Open all parts. Rows are not read; files of lines are indexed, unless the offsets of their rows are given."""
-    names = [name for given in spec.names for name in _expanded(given)]
+    names = [name for given in spec.names for name in source_names(given)]
     _check_keys(spec, names)
     stamps = [_stamps(name) for name in names]
     revisions = dict(spec.revisions)
@@ -176,7 +176,7 @@ def _open(name: str, spec: SourceSpec, offsets: Iterator[np.ndarray]) -> LineRow
     return LineRows.of(unpacked(path) if name.endswith(PACKED) else path, name, next(offsets, None))
 
 
-def _expanded(name: str) -> list[str]:
+def source_names(name: str) -> list[str]:
     """The files of a pattern, sorted; or the name itself. Checked to be readable."""
     if name.startswith(HUB):
         if not HUB_NAME.fullmatch(name.removeprefix(HUB)):

@@ -24,6 +24,10 @@ LARGEST_CONFIG = 2**24
 MOST_LAYERS = 10_000
 
 
+TOKENIZER_FILE = r"tok|vocab|merges|spiece|sentencepiece|tekken|\.model$|\.spm$"
+"""Part of the name of a file that some tokenizer is read from."""
+
+
 LAYER_COUNT = r"(?<!per_)layers?$"
 """Config keys that count layers: `num_hidden_layers`, `n_layer`; not `vocab_size_per_layer_input`."""
 
@@ -49,6 +53,7 @@ def check_model_name(name: str, key: str = "model") -> None:
         if not (path / "config.json").is_file():
             raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
         _check_layer_count(path / "config.json", f"{key}: '{name}'")
+        _check_tokenizer_files(path, f"{key}: '{name}'", name)
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{key}: '{name}' is not a folder")
     elif "/" in name and (parent := user_path(name.partition("/")[0])).is_dir():
@@ -64,6 +69,18 @@ def _check_path(name: str, parent: Path, key: str) -> None:
     if near or not inside:
         hint = f" (did you mean '{parent.name}/{near[0]}'?)" if near else ""
         raise UserError(f"{key}: '{name}' is not a folder, though '{parent.name}' is one here{hint}: check the path")
+
+
+def _check_tokenizer_files(folder: Path, where: str, name: str) -> None:
+    """transformers makes a tokenizer without tokens of a folder that has none. A folder without weights passes: its
+    memory can be planned."""
+    files = [file.name for file in folder.iterdir()]
+    weights = any(file.endswith((".safetensors", ".bin")) for file in files)
+    if weights and not any(re.search(TOKENIZER_FILE, file) for file in files):
+        raise UserError(
+            f"{where} has weights and no tokenizer (tokenizer.json): save the base model's there, with "
+            f"`AutoTokenizer.from_pretrained(BASE).save_pretrained({name!r})`"
+        )
 
 
 def _check_layer_count(file: Path, where: str) -> None:

@@ -84,6 +84,24 @@ def estimates(arms: Sequence[Arm], evaluations: int = 1) -> list[Estimate]:
     return found
 
 
+def not_compared(arms: Sequence[Arm], found: Sequence[Estimate]) -> list[str]:
+    """A line for each pair of arms that have scores of their own and no difference, with the first key that differs."""
+    pairs, own = {(one.arm, one.minus) for one in found}, {one.arm for one in found}
+    lines = []
+    for first, second in combinations(arms, 2):
+        if (first.name, second.name) in pairs or not {first.name, second.name} <= own:
+            continue
+        keys = zip(SCORED_BY, _scored_by(first, ""), _scored_by(second, ""), strict=False)
+        changed = next((f"{key} is {one!r} and {other!r}" for key, one, other in keys if one != other), None)
+        why = changed or "their held-out rows are not the same"
+        lines.append(f"{first.name} and {second.name} are not compared: {why}")
+    return lines
+
+
+SCORED_BY = ("data.task", "data.held_out", "data.checker")
+"""The keys that `_scored_by` begins with."""
+
+
 def _of_arm(arm: Arm, metric: str, evaluations: int) -> Estimate | None:
     scores = _scores([_by_seed(arm)], metric, evaluations)
     if scores is None:

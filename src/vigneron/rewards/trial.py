@@ -30,10 +30,13 @@ LOGS: dict[str, Any] = {"log_extra": lambda name, values: None, "log_metric": la
 NOT_OF_ITEMS = (*LOGS, "completion_ids", "completion_truncated")
 """What a reward gets and the function of a rubric's item does not."""
 EMPTY = "which stops the run as soon as the model writes nothing"
+MESSAGES = 'completions are lists of messages here, as in TRL: `completion[0]["content"]` is the text'
+"""For prompts that are conversations: a comparison of a text with such a list is false, and raises nothing."""
 
 
 def try_user_functions(config: Config, train: Sequence[Row], held_out: Sequence[Row]) -> list[str]:
-    """Raise for a function that fails on the data's rows. Returns notices about functions that fail on empty texts.
+    """Raise for a function that fails on the data's rows. Returns notices about functions that fail on empty texts, and
+    about those that do not tell a row's answer from an empty text.
 
     With a rollout or a game of the user's own, functions get columns that are not known here: they are not called.
     """
@@ -49,11 +52,14 @@ def try_user_functions(config: Config, train: Sequence[Row], held_out: Sequence[
             if own.rubric is not None:
                 given, empty = ({k: v for k, v in each.items() if k not in NOT_OF_ITEMS} for each in (given, empty))
             _check_signature(f"{own.key}: {name}", function, given, part)
-            _call(name, function, given, rows, part)
+            scores = _call(name, function, given, rows, part)
             try:
-                _call(name, function, {**given, **empty}, rows, part)
+                of_empty = _call(name, function, {**given, **empty}, rows, part)
             except RewardFailed as error:
                 notices.setdefault(f"{error}: this was for an empty completion, {EMPTY}")
+            else:
+                if own.rubric is None and scores == of_empty and _reads_answers(function, rows):
+                    notices.setdefault(_indifferent(f"{name}{_place(function)}", scores[0], given["completions"]))
     return list(notices)
 
 
@@ -158,21 +164,41 @@ def _check_signature(name: str, function: Callable[..., Any], arguments: dict[st
             )
 
 
-def _call(name: str, function: Callable[..., Any], arguments: dict[str, Any], rows: list[Row], part: str) -> None:
+def _reads_answers(function: Callable[..., Any], rows: list[Row]) -> bool:
+    """Whether it has a parameter `answer`, and the rows have answers that are not empty."""
+    try:
+        named = "answer" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without a signature
+        return False
+    return named and all(row.get("answer") is not None and completion_text(row["answer"]) for row in rows)
+
+
+def _indifferent(name: str, score: float | None, completions: list[Any]) -> str:
+    why = f": {MESSAGES}" if isinstance(completions[0], list) else ""
+    return f"{name} gives {score} to the data's own answer and to an empty completion alike{why}"
+
+
+def _call(
+    name: str, function: Callable[..., Any], arguments: dict[str, Any], rows: list[Row], part: str
+) -> list[float | None]:
     def result() -> Any:
         begun = started(function(**arguments))
         return begun.result() if isinstance(begun, Future) else begun
 
     name = f"{name}{_place(function)}"
     try:
-        values = checked_rewards(name, named_errors(name, result), len(rows))
+        returned = named_errors(name, result)
     except RewardFailed as error:
         if isinstance(error.__cause__, KeyError):
             raise RewardFailed(f"{error}; the columns of {part}: {_listed(columns_of(rows))}") from error
+        if isinstance(error.__cause__, TypeError | AttributeError) and isinstance(arguments["completions"][0], list):
+            raise RewardFailed(f"{error}; {MESSAGES}") from error
         raise
+    values = checked_rewards(name, returned, len(rows))
     wrong = [value for value in values if value not in (0.0, 1.0, None)] if name.startswith("checker") else []
     if wrong:
         raise RewardFailed(f"{name} returned {wrong[0]:g}; expected 1, 0 or None")
+    return values
 
 
 def _place(function: Callable[..., Any]) -> str:

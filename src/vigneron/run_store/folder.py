@@ -4,6 +4,7 @@ No torch is imported, so that reading a run is quick.
 """
 
 import fcntl
+import glob
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from vigneron.errors import UserError, nearest
 from vigneron.files import (
     append_line,
     closed_in_forks,
+    default_runs_folder,
     lines_of,
     open_regular,
     open_to_append,
@@ -85,9 +87,7 @@ class RunFolder:
         """By its folder, or by its name in the default folder of runs."""
         path = run_path(path)
         if not (path / "config.yaml").is_file():
-            near = None if path.exists() else nearest(path.name, run_names())
-            meant = f" (did you mean '{near}'?)" if near is not None else ""
-            raise UserError(f"'{path}' is not a run's folder: it has no config.yaml{meant}")
+            raise UserError(_no_run(path))
         if (link := outside_link(path)) is not None:
             raise UserError(f"'{link}' links to a place outside the run's folder: replace it by the file itself")
         if (special := special_file(path)) is not None:
@@ -293,10 +293,6 @@ def check_name(name: str) -> None:
         )
 
 
-def default_runs_folder() -> Path:
-    return Path(os.environ.get("VIGNERON_RUNS", "runs"))
-
-
 def run_path(name: str | Path) -> Path:
     """The folder of a run, by its path or by its name in the default folder of runs: `runs/NAME` or `NAME`. A path that
     exists is taken as it is, and so is one that is no run's."""
@@ -306,6 +302,25 @@ def run_path(name: str | Path) -> Path:
         return path
     there = default_runs_folder().joinpath(*inside)
     return there if (there / "config.yaml").is_file() else path
+
+
+def _no_run(path: Path) -> str:
+    """Why the path is no run's, and which run may be meant."""
+    if path.exists():
+        run = path.parent.parent
+        if path.parent.name == "checkpoints" and (run / "config.yaml").is_file():
+            step = path.name.removeprefix("step-")
+            return f"'{path}' is a checkpoint: name its run, '{run}' (eval, chat and export take --step {step})"
+        return f"'{path}' is not a run's folder: it has no config.yaml"
+    if len(path.parts) > 1:
+        return f"there is no run '{path}': no such folder{_meant(nearest(path.name, run_names()))}"
+    elsewhere = [str(file.parent) for file in sorted(Path().glob(f"*/{glob.escape(path.name)}/config.yaml"))]
+    meant = _meant(next(iter(elsewhere), None) or nearest(path.name, run_names()))
+    return f"there is no run '{path}' in '{default_runs_folder()}'{meant}; name a run elsewhere by its path"
+
+
+def _meant(name: str | None) -> str:
+    return " (`vigneron runs` lists them)" if name is None else f" (did you mean '{name}'?)"
 
 
 def run_names() -> list[str]:

@@ -3,10 +3,13 @@
 import math
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vigneron.distributed.launch import resume_command
 from vigneron.errors import visible
+from vigneron.files import lines_of
+from vigneron.run_store.folder import record_of
 from vigneron.run_store.headline_metrics import method_options
 from vigneron.run_store.outcome import Outcome, outcome_json, stored_outcome
 from vigneron.run_store.status import RunStatus
@@ -105,6 +108,9 @@ def _after_worse(outcome: Outcome, status: RunStatus) -> list[tuple[str, str]]:
 
 def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str]]:
     steps = []
+    if _constant_reward(status.path):
+        why = "no two rewards of a step ever differed, so there was nothing to learn: read samples and reward in"
+        return [("try", f"{why} `vigneron view {_path(status)}`")]
     if (rows := rows_needed(outcome)) is not None and not _part(status.config, "data").get("task"):
         steps.append(("try", f"about {rows} held-out rows (data.held_out) would show a change of this size"))
     if status.state == "finished" and status.steps:
@@ -112,6 +118,20 @@ def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str
         resume = resume_command(status.path, shard if isinstance(shard, int) else 1)
         steps.append(("train further", f"{resume} steps={2 * status.steps}"))
     return steps
+
+
+def _constant_reward(path: Path) -> bool:
+    """Whether no two rewards of a step differ, in any step. Most files are read up to their first step only."""
+    found = False
+    try:
+        for line in lines_of(path / "metrics.jsonl"):
+            spread = record_of(line).get("reward_std")
+            if spread:
+                return False
+            found = found or spread is not None
+    except (OSError, ValueError):  # damaged
+        return False
+    return found
 
 
 def rows_needed(outcome: Outcome) -> int | None:

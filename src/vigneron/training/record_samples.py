@@ -21,12 +21,14 @@ from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.build import attach_models, build_reward
 from vigneron.rewards.checkers import load_checker
+from vigneron.rewards.trial import try_user_functions
 from vigneron.rollout.build import build_rollout
 from vigneron.run_data.load import load_data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.timing import phase, progress
 from vigneron.training.drawn_parts import fingerprint, read_parts, write_parts
+from vigneron.training.setup.preflight import model_checks
 from vigneron.training.setup.resolve import newest_weights, resolved
 
 PROMPTS = 64
@@ -62,7 +64,10 @@ def record_samples(config: Config, out: Path, samples: int, notice: Callable[[st
     for path in (out, held_out_file):
         check_out(path)
     config = resolved(config)
-    data = with_parent_answers(config, load_data(config), notice)
+    data = load_data(config)
+    for text in (*try_user_functions(config, data.train, ()), *model_checks(config, data).notices):
+        notice(text)
+    data = with_parent_answers(config, data, notice)
     parts_file = out.with_name(f"{out.name}.parts")
     rows = _recorded(config, data.train, samples, parts_file, notice)
     rewards = [row[REWARD] for row in rows if row[REWARD] is not None]

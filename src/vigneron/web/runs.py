@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from vigneron.errors import UserError, visible
+from vigneron.files import default_runs_folder
 from vigneron.recipe import config_text
-from vigneron.run_store.folder import LOCK, RunFolder, default_runs_folder, outside_link, special_file
+from vigneron.run_store.folder import LOCK, RunFolder, outside_link, special_file
 from vigneron.run_store.notices import NOTICES, Notice, kept_notices
 from vigneron.run_store.status import STATUS, RunStatus, run_folders, status_of
 from vigneron.values import differing_keys, flatten

@@ -23,7 +23,7 @@ from vigneron.training.setup.rendered_rows import check_template, has_conversati
 
 MEASURED_ROWS = 500
 """The first rows of a part whose answers are tokenized."""
-NO_TOKENIZER = "the tokenizer is not on this machine yet, so the chat template is not checked"
+NO_TOKENIZER = "the tokenizer is not on this machine, or cannot be read, so the chat template is not checked"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.rewards.trial import try_user_functions
 from vigneron.rubric.read import read_rubric
 from vigneron.run_data.load import Data, check_rubric_data
 from vigneron.run_data.stored import open_rank_data, read_changed
@@ -125,6 +126,8 @@ def _prepare_resume(
     if config.steps < done:
         raise UserError(f"steps: {config.steps} is less than the {done} steps that are done: set {done} or more")
     notices += schedule_changes(scalars, config, done)
+    if done < config.steps and config.reward.kind != "rubric":  # a run keeps its rubric: it was tried at the start
+        try_user_functions(config, data.train, data.held_out)
     if rubric is not None:
         if saved is not None and done == config.steps:
             raise UserError(
