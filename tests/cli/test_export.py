@@ -208,9 +208,12 @@ def test_push_is_checked_before_anything_is_loaded(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HF_TOKEN", "")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "no Hugging Face token: set HF_TOKEN" in vigneron("export", "nowhere", "out", "--push", "me/mine").err
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()  # nothing of it is read
+    assert "no Hugging Face token: set HF_TOKEN" in vigneron("export", run, "out", "--push", "me/mine").err
     for name in ("mine", "../mine", "a/b/c", "me/", "me/mine?token=x"):
-        assert "is not a repository name" in vigneron("export", "nowhere", "out", "--push", name).err
+        assert "is not a repository name" in vigneron("export", run, "out", "--push", name).err
 
 
 def test_a_token_in_an_error_is_not_repeated() -> None:

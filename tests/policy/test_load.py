@@ -17,7 +17,7 @@ from vigneron.policy.load import load_policy, make_policy
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_checks import check_head
-from vigneron.policy.model_names import check_model_name
+from vigneron.policy.model_names import check_model_name, check_tokenizer_files
 from vigneron.policy.reference import Reference
 from vigneron.rollout.engine.sample import sample
 
@@ -139,12 +139,12 @@ def test_a_bundled_name_mistyped_is_not_looked_for_on_the_hub() -> None:
 def test_weights_without_a_tokenizer_are_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers would make a tokenizer of no tokens, and every prompt would be empty."""
     shutil.copy(tiny_folder / "config.json", tmp_path)
-    check_model_name(str(tmp_path))  # a config alone is enough to plan memory
+    check_tokenizer_files(str(tmp_path))  # a config alone is enough to plan memory
     shutil.copy(tiny_folder / "model.safetensors", tmp_path)
     with pytest.raises(UserError, match=r"has weights and no tokenizer \(tokenizer.json\): save the base model's"):
-        check_model_name(str(tmp_path))
+        check_tokenizer_files(str(tmp_path))
     shutil.copy(tiny_folder / "tokenizer.json", tmp_path)
-    check_model_name(str(tmp_path))
+    check_tokenizer_files(str(tmp_path))
 
 
 @pytest.mark.parametrize(

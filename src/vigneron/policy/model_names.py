@@ -53,7 +53,6 @@ def check_model_name(name: str, key: str = "model") -> None:
         if not (path / "config.json").is_file():
             raise UserError(f"{key}: the folder '{name}' has no config.json: it is not a transformers model")
         _check_layer_count(path / "config.json", f"{key}: '{name}'")
-        _check_tokenizer_files(path, f"{key}: '{name}'", name)
     elif path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"{key}: '{name}' is not a folder")
     elif "/" in name and (parent := user_path(name.partition("/")[0])).is_dir():
@@ -71,14 +70,15 @@ def _check_path(name: str, parent: Path, key: str) -> None:
         raise UserError(f"{key}: '{name}' is not a folder, though '{parent.name}' is one here{hint}: check the path")
 
 
-def _check_tokenizer_files(folder: Path, where: str, name: str) -> None:
-    """transformers makes a tokenizer without tokens of a folder that has none. A folder without weights passes: its
-    memory can be planned."""
-    files = [file.name for file in folder.iterdir()]
+def check_tokenizer_files(name: str) -> None:
+    """Raise for a folder with weights and no tokenizer, of which transformers makes one without tokens. A folder
+    without weights passes: its memory can be planned."""
+    folder = user_path(name)
+    files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
     weights = any(file.endswith((".safetensors", ".bin")) for file in files)
     if weights and not any(re.search(TOKENIZER_FILE, file) for file in files):
         raise UserError(
-            f"{where} has weights and no tokenizer (tokenizer.json): save the base model's there, with "
+            f"model: '{name}' has weights and no tokenizer (tokenizer.json): save the base model's there, with "
             f"`AutoTokenizer.from_pretrained(BASE).save_pretrained({name!r})`"
         )
 

@@ -13,7 +13,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.errors import nearest
 from vigneron.files import user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
-from vigneron.policy.model_names import check_model_name, is_cached, local_tokenizer
+from vigneron.policy.model_names import check_model_name, check_tokenizer_files, is_cached, local_tokenizer
 from vigneron.policy.token_boundaries import plain_ids
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import run_names
@@ -44,6 +44,7 @@ def preflight(config: Config, data: Data) -> Preflight:
 def model_checks(config: Config, data: Data) -> Preflight:
     """The checks of the model's name and of texts by its tokenizer. Raises the first error."""
     check_model_name(config.model.name)
+    check_tokenizer_files(config.model.name)
     notices = [*name_notices(config.model.name)]
     tokenizer, long = None, list(_long_answers(config, data))
     talks = has_conversations(data)
