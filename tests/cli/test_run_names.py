@@ -65,6 +65,7 @@ def test_a_wrong_name_is_compared_with_those_of_the_runs(
 ) -> None:
     runs = place / "my-runs"
     assert f"there is no run 'frist' in '{runs}' (did you mean 'first'?)" in vigneron("show", "frist").err
+    assert f"there is no run 'frist' in '{runs}'" in vigneron("label", "frist", "--out", "pairs.jsonl").err
     at_step = vigneron("show", runs / "first" / "checkpoints" / "step-1").err
     assert f"is a checkpoint: name its run, '{runs / 'first'}' (eval, chat and export take --step 1)" in at_step
     with pytest.raises(UserError, match=r"there is no run 'runs/secnd': did you mean 'second'\?"):

@@ -15,6 +15,7 @@ from vigneron.labels.items import Kind
 from vigneron.labels.journal import Journal, Labels, journal_of, read_entries
 from vigneron.labels.session import Session
 from vigneron.labels.training_recipe import recipe_file, recipe_text, training_command
+from vigneron.run_store.folder import RunFolder
 
 DEFAULT_LIMIT = 200
 SUFFIXES: dict[Kind, tuple[str, ...]] = {
@@ -101,6 +102,8 @@ class LabelOptions:
         for name in for_sampling:
             if getattr(self, name) is not None:
                 raise UserError(f"--{name.replace('_', '-')} needs --sample")
+        if not self.source.suffix and not self.source.expanduser().exists():
+            RunFolder.open(self.source)  # a name without a file's ending is meant as a run's: says which ones there are
         if not self.source.is_dir() and (self.scores or self.step is not None):
             raise UserError(
                 f"--{'scores' if self.scores else 'step'} needs the folder of a run, and '{self.source}' is none"
