@@ -131,7 +131,7 @@ def test_a_reward_that_never_differs_is_said_instead_of_training_further(tmp_pat
     reward = {"kind": "python", "function": "my:reward"}
     folder = make_run(tmp_path, values, {0: [0.0] * 4, 2: [0.0] * 4}, reward=reward)
     found = read(folder)
-    assert outcome_text(found).endswith("held-out reward stayed at 0.000 (95 % interval of the change +0.000 to +0.000)")
+    assert outcome_text(found).endswith("reward stayed at 0.000 (95 % interval of the change +0.000 to +0.000)")
     ((name, text),) = next_steps(found, status_of(folder.path))
     assert (name, text[:41]) == ("try", "no two rewards of a step ever differed, s")
     folder.append("metrics.jsonl", {"step": 3, "reward_std": 0.5})
