@@ -1,4 +1,4 @@
-"""Rows 1 and 2 of the fault table: SIGKILL at a random step, and during a save."""
+"""Rows 1 and 2 of the fault table: SIGKILL at a random step, and during a save of the resumed run."""
 
 import random
 import shutil
@@ -18,29 +18,23 @@ from vigneron.training.checkpoint.read import checkpoints
 
 pytestmark = pytest.mark.slow
 
-CASES = [(method, when) for method in fault_runs.METHODS for when in ("at a step", "in a save")]
 
-
-@pytest.mark.parametrize(("method", "when"), CASES)
-def test_row_1_and_2_killed_at_any_step_or_in_a_save(
-    method: str, when: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
+@pytest.mark.parametrize("method", fault_runs.METHODS)
+def test_row_1_and_2_killed_at_any_step_and_then_in_a_save(
+    method: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
 ) -> None:
-    """Three arms: uninterrupted = resumed ≠ cold start, bit for bit."""
+    """Three arms: uninterrupted = resumed after both kills ≠ cold start, bit for bit."""
     whole = trained_once(method, lambda place: str(fault_runs.write_recipe(place, roomy_folder, method)))
-    recipe = whole.parent / "recipe.yaml"
-
-    draws = random.Random(f"{method} {when}")
-    step, delay = draws.choice((4, 5)), draws.uniform(0, 0.03)
-    print(f"killed in step {step}, or {delay:.4f} s into a save")
-    named = (str(recipe), str(tmp_path), "killed")
-    if when == "at a step":
-        code = fault_runs.exit_code(fault_runs.killed_at_step, *named, step)
-    else:
-        code = fault_runs.exit_code(fault_runs.killed_in_save, *named, 4, delay)
-    assert code == -signal.SIGKILL
+    named = (str(whole.parent / "recipe.yaml"), str(tmp_path), "killed")
     killed, cold = tmp_path / "killed", tmp_path / "cold"
-    assert status_of(killed).state == "killed"
-    assert checkpoints(killed / "checkpoints"), "what was saved before the kill is there"
+
+    draws = random.Random(method)
+    step, delay = draws.choice((3, 4)), draws.uniform(0, 0.03)
+    print(f"killed in step {step}, then {delay:.4f} s into a save")
+    assert fault_runs.exit_code(fault_runs.killed_at_step, *named, step) == -signal.SIGKILL
+    check_killed(killed)
+    assert fault_runs.exit_code(fault_runs.killed_in_save, *named, 4, delay) == -signal.SIGKILL
+    check_killed(killed)
     shutil.copytree(killed, cold)
 
     api.resume(killed)
@@ -51,6 +45,11 @@ def test_row_1_and_2_killed_at_any_step_or_in_a_save(
 
     api.resume(cold, weights_only=True)
     assert final_state(cold) != final_state(whole)
+
+
+def check_killed(folder: Path) -> None:
+    assert status_of(folder).state == "killed"
+    assert checkpoints(folder / "checkpoints"), "what was saved before the kill is there"
 
 
 def samples(folder: Path) -> list[Any]:

@@ -42,15 +42,8 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "grpo, resampled": {"name": "grpo", "resample": 2, "kl": {"coefficient": 0.0}},
 }
 
-# Variants whose other form is tested in every run.
-DEAR = {"reinforce, own network", "ppo, eq. 12", "trpo, every token"}
-
-
-def marked(slow: set[str]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in METHOD_OPTIONS]
-
-
-NAMES = marked(DEAR)
+# Variants that `tests/faults/test_kills.py` does not kill and resume.
+RESUMED = ("ppo, eq. 12", "trpo, every token", "grpo, resampled")
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def test_a_critic_comes_to_know_the_reward(tmp_path: Path, tiny_folder: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_resumed_run_is_the_same(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, name: str) -> None:
     check_third_arm(trained_once(name, drawing_config(tiny_folder, name)), tmp_path, lose_nothing)
 
