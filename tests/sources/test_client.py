@@ -1,9 +1,11 @@
 """The client against a server that misbehaves by script: what is retried, what is not, and where the key is."""
 
+import io
 import json
 import logging
 import re
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from itertools import pairwise
 
@@ -215,8 +217,19 @@ def echo_the_key(seen: Seen, before: int) -> Sent:
     ]
 
 
-def test_a_server_that_echoes_the_key_is_not_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """All that is logged, by whomever."""
+    text, level = io.StringIO(), logging.root.level
+    handler = logging.StreamHandler(text)
+    logging.root.addHandler(handler)
+    logging.root.setLevel(logging.DEBUG)
+    yield text
+    logging.root.setLevel(level)
+    logging.root.removeHandler(handler)
+
+
+def test_a_server_that_echoes_the_key_is_not_repeated(logged: io.StringIO) -> None:
     with serving(echo_the_key) as server:
         client = Client(server.url, "parent")
         said = [repr(client), repr(client.chat("grape", HELLO, max_tokens=1))]
@@ -226,7 +239,8 @@ def test_a_server_that_echoes_the_key_is_not_repeated(caplog: pytest.LogCaptureF
             said.append(str(caught.getrepr(style="long", chain=True)))
         reply = client.chat("grape", HELLO, max_tokens=1)
     assert reply.text == "it is Bearer [key]"
-    assert KEY not in "".join(said) + caplog.text
+    assert KEY not in "".join(said) + logged.getvalue()
+    assert logged.getvalue(), "httpcore2 logs its requests"
     assert len(list(pairwise(server.seen))) == 3
 
 

@@ -7,10 +7,8 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 
-import httpcore2
 import numpy as np
 import pytest
 import torch
@@ -19,6 +17,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from support import (
     grape_runs,
     shape_checks,  # noqa: F401
+    speed,  # noqa: F401
 )
 from support.browser import browser, browser_page  # noqa: F401
 from support.house_judges import house  # noqa: F401
@@ -26,14 +25,10 @@ from support.resuming import trained_once  # noqa: F401
 from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_policy
 from vigneron.policy.model import Policy
 
-# For speed alone: what was imported is no garbage; the machine's certificates are read once, not for every client; and
-# without a GPU a seed is not kept for one, with a stack trace each time.
+# What was imported is no garbage.
 gc.collect()
 gc.freeze()
 gc.set_threshold(20_000, 20, 50)
-httpcore2.default_ssl_context = lru_cache(httpcore2.default_ssl_context)
-if not torch.cuda.is_available():
-    torch.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)

@@ -10,3 +10,4 @@ import vigneron.cli.main
 import vigneron.report.html
 import vigneron.report.terminal
 import vigneron.training.setup.build  # noqa: F401
+from support import speed  # noqa: F401

@@ -7,6 +7,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePath
 from typing import Any
@@ -100,7 +101,8 @@ def _config_shown(config: Config) -> str:
     return yaml.dump(written, Dumper=Dumper, sort_keys=False, allow_unicode=True).strip().replace("```", "'''")
 
 
-def installed() -> dict[str, str]:
+@lru_cache
+def installed() -> Mapping[str, str]:
     versions = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:

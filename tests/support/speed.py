@@ -1,0 +1,41 @@
+"""What tests do once, and a user's command every time: importing this turns it on. None of it changes a result."""
+
+import copy
+import logging
+import os
+from functools import lru_cache
+from typing import Any
+
+import httpcore2
+import torch
+import typer.main
+
+from vigneron import yaml_text
+from vigneron.sources.embedders import BUNDLED_EMBEDDERS
+
+# The machine's certificates are read once, not for every client; so are the options of all verbs, and the bundled
+# embedders.
+httpcore2.default_ssl_context = lru_cache(httpcore2.default_ssl_context)
+typer.main.get_command = lru_cache(typer.main.get_command)
+BUNDLED_EMBEDDERS.update({name: lru_cache(load) for name, load in BUNDLED_EMBEDDERS.items()})
+
+# Only a power cut loses what was written and not flushed to the disk; a kill does not.
+os.fsync = lambda handle: None
+
+# pytest's own handlers, which are added to a thousand loggers six times a test, are switched off (pyproject.toml).
+logging.getLogger().addHandler(logging.NullHandler())
+
+# Without a GPU a seed is not kept for one, with a stack trace each time.
+if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
+
+
+_parsed = lru_cache(maxsize=500)(yaml_text._data)
+
+
+def _data(text: str, loader_class: Any) -> Any:
+    """The same recipes are read again and again; long texts are a test's own."""
+    return copy.deepcopy(_parsed(text, loader_class)) if len(text) < 20_000 else _parsed.__wrapped__(text, loader_class)
+
+
+yaml_text._data = _data
