@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers
+from support.resuming import TrainedOnce, check_third_arm, lose_optimizers
 from support.tiny_runs import demonstrated_config
 from vigneron import api
 from vigneron.core.flows import flow_balance, log_transition_flows
@@ -55,12 +55,13 @@ def flower_config(place: Path, model: Path, **changes: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lose", [lose_nothing, lose_optimizers])
-def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, lose: Any) -> None:
+def test_a_run_learns_and_its_optimizer_is_a_part_of_its_state(
+    tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce
+) -> None:
     whole = trained_once("flower", lambda place: flower_config(place, tiny_folder))
     records = RunFolder(whole).metrics()
     assert records[-1]["eval/loss/flow"] < records[0]["eval/loss/flow"] / 2
-    check_third_arm(whole, tmp_path, lose)
+    check_third_arm(whole, tmp_path, lose_optimizers)
 
 
 @pytest.mark.slow

@@ -47,7 +47,14 @@ def test_a_run_that_starts_so_resumes_exactly(tmp_path: Path, tiny_folder: Path)
     optimizer = {"actor_lr": 1e-3, "critic_lr": 1e-2, "weight_decay": 0.01}
     reward = {"kind": "binary"}
     config = tiny_config(
-        tiny_folder, write_data(tmp_path), method=method, optimizer=optimizer, reward=reward, steps=8, eval_every=0
+        tiny_folder,
+        write_data(tmp_path),
+        method=method,
+        optimizer=optimizer,
+        reward=reward,
+        steps=4,
+        save_every=2,
+        eval_every=0,
     )
     whole = api.train(config, name="whole", runs=tmp_path).folder
     check_third_arm(whole, tmp_path, lose_nothing)

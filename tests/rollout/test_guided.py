@@ -72,7 +72,7 @@ def test_log_probs_after_the_row_s_own_prompt_are_filled_in(tmp_path: Path, tiny
 @pytest.mark.parametrize("method", ["grpo", "rejection_sampling"])
 def test_a_run_resumes(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, method: str) -> None:
     options = GRPO if method == "grpo" else {**GRPO, "method": {"name": method}}
-    whole = trained_once(method, lambda place: config_of(tiny_folder, place, steps=8, **options))
+    whole = trained_once(method, lambda place: config_of(tiny_folder, place, steps=4, save_every=2, **options))
     assert RunFolder.open(whole).config().sampling.prompt == TEMPLATE
     check_third_arm(whole, tmp_path, lose_nothing)
 

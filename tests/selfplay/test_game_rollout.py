@@ -137,7 +137,7 @@ def test_what_is_no_game_is_named(given: dict[str, Any], message: str) -> None:
 @pytest.mark.slow
 def test_three_arms(tmp_path: Path, trained_once: TrainedOnce) -> None:
     folder = talking_folder(tmp_path / "model")
-    whole = trained_once("game", lambda place: game_config(folder, place, eval_every=2, save_every=4))
+    whole = trained_once("game", lambda place: game_config(folder, place, steps=4, eval_every=2, save_every=2))
     text = (whole / "metrics.jsonl").read_text()
     assert "roles/ann/reward" in text
     assert "eval/reward" in text

@@ -155,6 +155,11 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def trained(recipe: str, runs: str, name: str) -> None:
+    """Trained to its end, unless its own code kills it."""
+    _train_or_resume(recipe, Path(runs), name, Killer())
+
+
 def killed_at_step(recipe: str, runs: str, name: str, step: int) -> None:
     _train_or_resume(recipe, Path(runs), name, Killer(step))
 

@@ -10,13 +10,14 @@ class Learned(Exception):
 
 
 class UntilLearned(Silent):
-    """Ends a run when the mean of a metric over five steps is above a bound."""
+    """Ends a run when the mean of a metric over five steps is above a bound, or by so much above that of the first."""
 
-    def __init__(self, bound: float, key: str = "reward") -> None:
-        self._bound, self._key = bound, key
+    def __init__(self, bound: float, key: str = "reward", *, over_start: bool = False) -> None:
+        self._bound, self._key, self._over_start = bound, key, over_start
         self.values: list[float] = []
 
     def step(self, run: Any, metrics: Any, *_: Any) -> None:
         self.values.append(metrics[self._key])
-        if len(self.values) >= 5 and sum(self.values[-5:]) / 5 > self._bound:
+        start = sum(self.values[:5]) / 5 if self._over_start else 0.0
+        if len(self.values) >= 5 and sum(self.values[-5:]) / 5 > start + self._bound:
             raise Learned

@@ -34,30 +34,35 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainedOnce:
 
 
 class Stopped(Exception):
-    """Raised out of a run in its fifth step."""
+    """Raised out of a run in the step after its first checkpoint."""
 
 
-class StopInStep5(Silent):
+class StopInStep(Silent):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
     def step(self, run: Any, *_: Any) -> None:
-        if run.step == 5:
+        if run.step == self._step:
             run.output.saver.wait()
             raise Stopped
 
 
 def check_third_arm(whole: Path, place: Path, lose: Any) -> None:
-    """Of eight steps, resumed after the fourth without a part of the state: another run. With all parts: the same.
+    """Resumed from the first of its two checkpoints without a part of the state: another run. With all parts: the same.
 
     With all parts it is trained anew until then, so that the same config gives the same run; without one, copied.
     """
     config = RunFolder.open(whole).config()
+    first = config.save_every
+    assert config.steps == 2 * first
     if lose is lose_nothing:
         with pytest.raises(Stopped):
-            api.train(config, name="other", runs=place, view=StopInStep5())
+            api.train(config, name="other", runs=place, view=StopInStep(first + 1))
     else:
         shutil.copytree(whole, place / "other")
-        shutil.rmtree(place / "other" / "checkpoints" / "step-8")
+        shutil.rmtree(place / "other" / "checkpoints" / f"step-{config.steps}")
     run = resume_run(RunFolder.open(place / "other"), build_method, view=Silent())
-    assert run.step == 4
+    assert run.step == first
     lose(run)
     loop.train(run, Silent())
     run.close()

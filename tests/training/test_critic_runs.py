@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path, tiny_folder: Path, trained_on
 
 def drawing_config(model: Path, name: str) -> Any:
     reward = {"kind": "python", "function": f"{drawing_reward.__module__}:drawing_reward"}
-    return lambda place: tiny_config(model, write_data(place), **options_of(name), reward=reward, steps=8)
+    return lambda place: tiny_config(model, write_data(place), **options_of(name), reward=reward, steps=4, save_every=2)
 
 
 def lose_network(run: Any) -> None:

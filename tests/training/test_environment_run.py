@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from support import grape_runs
+from support import fault_runs, grape_runs
 from support.labelling import write_rows
+from support.learning import Learned, UntilLearned
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing, lose_optimizers
 from support.talking import conversing, talking_folder
-from support.tiny_runs import final_state, held_out_of, run_python, tiny_config
+from support.tiny_runs import final_state, held_out_of, tiny_config
 from vigneron import api
 from vigneron.errors import UserError
+from vigneron.recipe import config_yaml
 
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"method": {"name": "grpo"}},
@@ -71,10 +72,9 @@ def test_grape_trains_on_conversations(folder: Path, tmp_path: Path, monkeypatch
 def test_it_learns_what_the_environment_pays_for(folder: Path, tmp_path: Path) -> None:
     """Turns that end with a small letter: half of the letters at first."""
     changes = {"steps": 40, "prompts_per_step": 8, "group_size": 8, "eval_every": 0, "optimizer": {"actor_lr": 1e-2}}
-    run = api.train(config_of(folder, tmp_path, method={"name": "grpo"}, **changes), runs=tmp_path / "runs")
-    steps = [record for record in records(run.folder) if "reward" in record]
-    first, last = (sum(r["turns/reward/1"] for r in part) / 5 for part in (steps[:5], steps[-5:]))
-    assert last > first + 0.2
+    config = config_of(folder, tmp_path, method={"name": "grpo"}, **changes)
+    with pytest.raises(Learned):
+        api.train(config, runs=tmp_path / "runs", view=UntilLearned(0.2, "turns/reward/1", over_start=True))
 
 
 @pytest.mark.slow
@@ -84,34 +84,26 @@ def test_three_arms(name: str, lose: Any, folder: Path, tmp_path: Path, trained_
     changes = METHODS[name] | {
         "environment": {"class": "support.talking:AsyncCounting"},
         "eval_every": 0,
-        "save_every": 4,
+        "steps": 4,
+        "save_every": 2,
     }
     whole = trained_once(name, lambda place: config_of(folder, place, **changes))
     check_third_arm(whole, tmp_path, lose)
 
 
-TRAIN = """
-import sys, yaml
-from pathlib import Path
-from vigneron import api
-from vigneron.recipe import check_config
-recipe, runs = map(Path, sys.argv[1:])
-api.train(check_config(yaml.safe_load(recipe.read_text()), "tiny"), name="killed", runs=runs)
-"""
-
-
 @pytest.mark.slow
 def test_killed_between_a_call_and_its_answer_the_call_is_made_again(folder: Path, tmp_path: Path) -> None:
     changes = METHODS["grpo"] | {"environment": {"class": "support.talking:Killing"}, "eval_every": 0, "save_every": 2}
+    changes["steps"] = 4
     config = config_of(folder, tmp_path, **changes)
     marker = tmp_path / "marker"
     data = Path(config.data.train)
     rows = [json.loads(line) | {"marker": str(marker)} for line in data.read_text().splitlines()]
     write_rows(data, rows)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    killed = run_python(TRAIN, str(recipe), str(tmp_path / "runs"), check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    recipe.write_text(config_yaml(config))
+    code = fault_runs.exit_code(fault_runs.trained, str(recipe), str(tmp_path / "runs"), "killed")
+    assert code == -signal.SIGKILL
     assert marker.exists()
     resumed = api.resume(tmp_path / "runs" / "killed")
     whole = api.train(config, name="whole", runs=tmp_path / "runs")
