@@ -19,15 +19,14 @@ def trained(place: Path, arm: str, *overrides: str) -> list[dict[str, Any]]:
 
 
 def test_pgsrm_learns_to_copy(tmp_path: Path) -> None:
-    """As early as in its fifth step of ten (0.66 was measured); the learning rate is constant."""
-    found = summary(trained(tmp_path, "PGSRM", "steps=5", "eval_every=5"))
+    """As early as in its third step of ten (0.65 was measured); the learning rate is constant."""
+    found = summary(trained(tmp_path, "PGSRM", "steps=3", "eval_every=3"))
     assert found["included_before"] == 0.0
     assert found["included"] >= 0.3
     assert found["taught"] == found["steps"]
 
 
 def test_the_exact_check_has_nothing_to_teach(tmp_path: Path) -> None:
-    """In its first steps: no sample is a copy, so all rewards are 0, and the weights stay as they are."""
-    records = trained(tmp_path, "exact check", "steps=3", "eval_every=0")
-    assert [record["reward"] for record in records] == [0.0] * 3
-    assert {record["grad_norm/actor"] for record in records} == {0.0}
+    """In its first step: no sample is a copy, so all rewards are 0, and the weights stay as they are."""
+    (record,) = trained(tmp_path, "exact check", "steps=1", "eval_every=0")
+    assert record["reward"] == record["grad_norm/actor"] == 0.0

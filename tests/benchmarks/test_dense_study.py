@@ -31,6 +31,8 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense_study, "LEVELS", (2,))
+    for name, kept in (("REWARDS", ("binary", "cosine")), ("CROSSING", ("annealed",))):
+        monkeypatch.setattr(dense_study, name, {arm: getattr(dense_study, name)[arm] for arm in kept})
     monkeypatch.setattr(dense_study, "SHAPES", {16: (4, 4)})
     monkeypatch.setattr(dense_study, "OPEN", {"binary": "{kind: binary}", "sft": None})
     runs = tmp_path / "runs"
@@ -95,6 +97,12 @@ def test_an_arm_that_this_version_cannot_run_is_named(tmp_path: Path) -> None:
     can, refused = pieces.available({"binary": known, "telepathy": unknown})
     assert can == ["binary"]
     assert "telepathy" in refused["telepathy"]
+
+
+def test_every_arm_can_be_run_by_this_version() -> None:
+    arms = dense_study.REWARDS | dense_study.CROSSING
+    jobs = {arm: dense_study.opposites_job(Setting(), arm, 1, 16, 2e-5, 0, tuned=True) for arm in arms}
+    assert pieces.available(jobs) == (list(arms), {})
 
 
 def test_two_processes_do_not_take_the_same_job(tmp_path: Path) -> None:

@@ -13,29 +13,26 @@ from typing import Any
 import pytest
 import yaml
 
+from support import fault_runs
 from support.command_line import Answer, vigneron, write_jsonl
 from vigneron import api
 from vigneron.commands.compare_plan import LONGEST_NAME, default_name
 from vigneron.report.terminal import TerminalView
 from vigneron.run_store.folder import RunFolder
 
-# The command line in a process of its own, which kills itself right after a step of one run: no handler runs.
-KILLED = """
-import os, signal, sys
-from vigneron.cli.main import main
-from vigneron.report.terminal import TerminalView
 
-run, step = sys.argv[1], int(sys.argv[2])
-shown = TerminalView.step
-def step_and_kill(self, *words):
-    shown(self, *words)
-    if self._title == run and words[0].step == step:
-        words[0].output.saver.wait()  # the checkpoint before is whole
-        os.kill(os.getpid(), signal.SIGKILL)
-TerminalView.step = step_and_kill
-sys.argv = ["vigneron", *sys.argv[3:]]
-main()
-"""
+def killed_in_compare(run: str, step: int, words: list[str]) -> None:
+    """The command line in a process of its own, which kills itself right after a step of one run: no handler runs."""
+    shown = TerminalView.step
+
+    def step_and_kill(view: Any, *shown_words: Any) -> None:
+        shown(view, *shown_words)
+        if view._title == run and shown_words[0].step == step:
+            shown_words[0].output.saver.wait()  # the checkpoint before is whole
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    TerminalView.step = step_and_kill  # type: ignore[method-assign]
+    vigneron(*words)
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +78,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VIGNERON_RUNS", raising=False)
     return tmp_path
-
-
-def killed_after(run: str, step: int, *words: Any) -> subprocess.CompletedProcess[str]:
-    code = [sys.executable, "-c", KILLED, run, str(step), *(str(word) for word in words)]
-    return subprocess.run(code, capture_output=True, text=True, check=False, timeout=120)
 
 
 def written(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -173,8 +165,8 @@ def test_killed_in_the_middle_the_same_command_goes_on(
     whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path
 ) -> None:
     words = ("compare", *recipes, "--seeds", 2, "--runs", tmp_path)
-    killed = killed_after("rl-seed-1", 5, *words)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    code = fault_runs.exit_code(killed_in_compare, "rl-seed-1", 5, [str(word) for word in words])
+    assert code == -signal.SIGKILL
     folder = tmp_path / "compare-rl-sft"
     assert sorted(path.name for path in folder.iterdir()) == list(NAMES[:2])
     finished = written(folder / "rl-seed-0")

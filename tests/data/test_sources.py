@@ -3,8 +3,6 @@
 import csv
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,19 +147,6 @@ def test_a_column_of_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(parquet([{"prompt": "x", "image": b"\x89PNG"}]))
     with pytest.raises(UserError, match=r"^data: '.*a.parquet': the column 'image' is of type Value, not text"):
         read_rows(tmp_path / "a.parquet")
-
-
-@pytest.mark.slow
-def test_jsonl_data_imports_no_datasets_library(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(lines(ROWS))
-    (tmp_path / "a.json").write_text(json.dumps(ROWS))
-    code = (
-        "import sys, vigneron.api; from vigneron.data.sources import read_rows\n"
-        "assert read_rows('a.jsonl') == read_rows('a.json')\n"
-        "print([name for name in ('datasets', 'pyarrow') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("after", ["xx", '[{"prompt": "b"}]'])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.ranked_comparison import CaseResults, check_near, check_the_same, of_ranks
-from support.ranked_methods import CASES, IN_HALVES, UNSHARDED, measured
+from support.ranked_methods import CASES, IN_HALVES, PATHS, UNSHARDED, measured
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +34,17 @@ def test_two_ranks(alone: CaseResults, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("count", "shard"), [(4, 2), *(pytest.param(*each, marks=pytest.mark.cluster) for each in [(2, 2), (4, 1), (4, 4)])]
-)
+def test_copies_of_sharded_weights(alone: CaseResults, tmp_path: Path) -> None:
+    """Of 4 ranks with `shard: 2`: two copies of the weights, of two parts each. Every way through them, once."""
+    together = of_ranks(tmp_path, 4, 2, cases=PATHS)
+    assert set(together) == set(PATHS)
+    check_the_same(alone, together)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(("count", "shard"), [(4, 2), (2, 2), (4, 1), (4, 4)])
 def test_more_ranks_and_sharded_weights(alone: CaseResults, tmp_path: Path, count: int, shard: int) -> None:
-    """4 ranks with `shard: 2` are two copies of the weights, of two parts each."""
     together = of_ranks(tmp_path, count, shard)
     assert set(CASES) - set(together) == (set() if shard == 1 else set(UNSHARDED))
     check_the_same(alone, together)
@@ -47,7 +53,7 @@ def test_more_ranks_and_sharded_weights(alone: CaseResults, tmp_path: Path, coun
 @pytest.mark.slow
 def test_products_in_bfloat16_with_sharded_weights(tmp_path: Path) -> None:
     """In processes of their own: a CPU without bfloat16 makes torch multiply in another way ever after."""
-    alone = of_ranks(tmp_path / "alone", 1, 1, halves=True)
-    together = of_ranks(tmp_path / "together", 2, 2, halves=True)
+    alone = of_ranks(tmp_path / "alone", 1, 1, halves=True, cases=IN_HALVES)
+    together = of_ranks(tmp_path / "together", 2, 2, halves=True, cases=IN_HALVES)
     assert set(together) == set(IN_HALVES)
     check_near(alone, together, share=0.01)

@@ -24,8 +24,8 @@ numbers = st.integers(0, 10**12)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_hundred_of_each_kind(kind: str) -> None:
-    @settings(max_examples=200, **QUIET)
+def test_sixty_of_each_kind(kind: str) -> None:
+    @settings(max_examples=60, **QUIET)
     @given(numbers)
     def check(number: int) -> None:
         fuzz(kind, number)
@@ -35,8 +35,8 @@ def test_two_hundred_of_each_kind(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["resume", "model"])
-def test_thirty_with_a_model(kind: str) -> None:
-    @settings(max_examples=30, **QUIET)
+def test_ten_with_a_model(kind: str) -> None:
+    @settings(max_examples=10, **QUIET)
     @given(numbers)
     def check(number: int) -> None:
         fuzz(kind, number)

@@ -5,29 +5,27 @@ import os
 from pathlib import Path
 
 import pytest
-
-from support.tiny_runs import run_python
-from vigneron.policy.compiling import CACHE, keep_compiled_code
-
-COMPILE = """
-import json, torch
+import torch
 from torch._dynamo.utils import counters
-from vigneron.policy.compiling import set_compiling
+
+from support import fault_runs
+from vigneron.policy.compiling import CACHE, keep_compiled_code, set_compiling
 from vigneron.timing import phase, reporting_phases, take_start
 
-told = []
-with reporting_phases(told.append):
-    set_compiling(True)
-    x = torch.arange(64.0, requires_grad=True)
-    with phase("update"):
-        torch.compile(lambda x: (x * 3).sin().sum())(x).backward()
-    start = take_start()
-caches = {**counters["aot_autograd"], **counters["inductor"]}
-print(json.dumps({
-    "told": told, "timed": list(start), "gradient": x.grad.tolist(),
-    "caches": {name: count for name, count in caches.items() if "_cache_" in name},
-}))
-"""
+
+def compile_once(result: str) -> None:
+    """In a process of its own: what it compiled or took from the cache."""
+    told: list[str | None] = []
+    with reporting_phases(told.append):
+        set_compiling(True)
+        x = torch.arange(64.0, requires_grad=True)
+        with phase("update"):
+            torch.compile(lambda x: (x * 3).sin().sum())(x).backward()
+        start = take_start()
+    caches = {**counters["aot_autograd"], **counters["inductor"]}
+    told_of_caches = {name: count for name, count in caches.items() if "_cache_" in name}
+    found = {"told": told, "timed": list(start), "gradient": x.grad.tolist(), "caches": told_of_caches}
+    Path(result).write_text(json.dumps(found))
 
 
 @pytest.fixture
@@ -60,7 +58,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch:
 def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where torch's own folder would be
-    cold, warm = (json.loads(run_python(COMPILE).stdout) for _ in range(2))
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else processes are started for one kernel
+    results = [tmp_path / f"{name}.json" for name in ("cold", "warm")]
+    assert [fault_runs.exit_code(compile_once, str(result), timeout=300) for result in results] == [0, 0]
+    cold, warm = (json.loads(result.read_text()) for result in results)
     assert cold["caches"] == {"autograd_cache_miss": 1, "autograd_cache_saved": 1, "fxgraph_cache_miss": 2}
     assert warm["caches"] == {"autograd_cache_hit": 1, "fxgraph_cache_hit": 2}
     assert (tmp_path / "compiled" / "fxgraph").is_dir()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from support import fault_runs
-from support.ranked_methods import by_rank
+from support.ranked_methods import CASES, by_rank
 
 TOLERANCE = 1e-6
 CaseResults = dict[str, tuple[dict[str, Tensor], list[dict[str, float]]]]
 
 
-def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves: bool = False) -> CaseResults:
+def of_ranks(
+    place: Path, count: int, shard: int, *, device: str = "cpu", halves: bool = False, cases: Iterable[str] = CASES
+) -> CaseResults:
     """Train in real processes, which rendezvous as those of `--nproc` do."""
     place.mkdir(exist_ok=True)
     logs = [place / f"rank-{rank}.log" for rank in range(count)]
@@ -24,7 +27,7 @@ def of_ranks(place: Path, count: int, shard: int, *, device: str = "cpu", halves
             fault_runs.logged,
             str(log),
             by_rank,
-            (place, shard, device, halves),
+            (place, shard, device, halves, tuple(cases)),
             environment=fault_runs.environment_of(rank, count, place),
         )
         for rank, log in enumerate(logs)

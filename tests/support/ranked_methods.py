@@ -5,6 +5,7 @@ Each rank runs `by_rank`, and rank 0 writes the results. Ranks on `cuda` share o
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,6 +92,26 @@ CASES: dict[str, dict[str, Any]] = {
 }
 UNSHARDED = ("trpo, constraint", "gad")
 """Cases that refuse `scale.shard` above 1."""
+PATHS = (
+    "actor_critic",
+    "reinforce, own network",
+    "ppo",
+    "trpo, penalty",
+    "grpo",
+    "grpo, LoRA",
+    "reinforce, LoRA, own network",
+    "grpo, activations again",
+    "grape",
+    "sft, packed",
+    "dpo",
+    "reward_model",
+    "topr, sampled",
+    "oreo, own network",
+    "a_star_po",
+    "distill",
+    "sft, by loss",
+)
+"""Cases of every way through sharded weights; the others differ in what they sample, or in their advantages."""
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
 """Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
 
@@ -251,12 +272,12 @@ class _RecordGradients:
         Optimized.clip, TrustRegionUpdate._take_gradient = self._clip, self._take  # type: ignore[method-assign]
 
 
-def by_rank(place: Path, shard: int, device: str, halves: bool) -> None:
+def by_rank(place: Path, shard: int, device: str, halves: bool, cases: Sequence[str]) -> None:
     torch.set_num_threads(1)
     if device == "cuda":  # NCCL refuses two ranks of one host on one GPU, so each rank reports its own host id
         os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     ranks.join(torch.device(device))
-    for case in IN_HALVES if halves else CASES:
+    for case in cases:
         if shard > 1 and case in UNSHARDED:
             continue
         tensors, metrics = measured(case, place, shard, device, halves=halves)
