@@ -46,6 +46,11 @@ def address(run: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def report(run: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_report([run], tmp_path_factory.mktemp("report") / "report.html").as_uri()
+
+
 def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
@@ -85,10 +90,9 @@ def test_turns_calls_results_rewards_and_what_is_trained(address: str, browser_p
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_can_be_read_in_light_and_dark(
-    address: str, run: Path, browser: Any, tmp_path: Path, scheme: str
+    address: str, report: str, browser: Any, scheme: str
 ) -> None:
     head, _, token = address.partition("/?")
-    report = write_report([run], tmp_path / "report.html").as_uri()
     context = browser.new_context(viewport=PHONE, color_scheme=scheme)
     page = context.new_page()
     for url in (
@@ -120,10 +124,10 @@ def contrast(page: Any, selector: str) -> float:
     return float(page.locator(selector).first.evaluate(CONTRAST))
 
 
-def test_a_report_has_the_turns_before_and_after(run: Path, browser_page: Any, tmp_path: Path) -> None:
-    page, path = browser_page, write_report([run], tmp_path / "report.html")
-    page.complaints.allowed = path.as_uri()
-    page.goto(path.as_uri())
+def test_a_report_has_the_turns_before_and_after(report: str, browser_page: Any) -> None:
+    page = browser_page
+    page.complaints.allowed = report
+    page.goto(report)
     assert page.locator("td > .conversation").count() == 6
     asks = page.locator(".conversation .model").first.inner_text()
     assert asks.splitlines()[:2] == ["assistant reward 0 tool_calls 1", "I call."]
