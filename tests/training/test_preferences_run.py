@@ -171,14 +171,14 @@ def scorers(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "reward",
+    ("method", "reward"),
     [
-        {"kind": "model", "model": "reward_model"},
-        {"kind": "preference", "model": "preference_model"},
-        {"kind": "preference", "model": "preference_model", "ranking": "tournament"},
+        ("rejection_sampling", {"kind": "model", "model": "reward_model"}),
+        ("grpo", {"kind": "model", "model": "reward_model"}),
+        ("grpo", {"kind": "preference", "model": "preference_model"}),
+        ("grpo", {"kind": "preference", "model": "preference_model", "ranking": "tournament"}),
     ],
 )
-@pytest.mark.parametrize("method", ["grpo", "rejection_sampling"])
 def test_a_run_is_rewarded_by_what_another_run_trained(
     tmp_path: Path, tiny_folder: Path, scorers: dict[str, Path], reward: dict[str, Any], method: str
 ) -> None:

@@ -46,9 +46,18 @@ def by_transformers(policy: Policy, prompt: list[int], completion: list[int], sa
     return logprobs.gather(1, torch.tensor(completion)[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("family", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-@pytest.mark.parametrize("tokens", [WINDOW // 2, WINDOW + 9], ids=["inside the window", "behind its end"])
+INSIDE, BEHIND = WINDOW // 2, WINDOW + 9
+
+
+@pytest.mark.parametrize(
+    ("family", "tokens"),
+    [
+        *((name, tokens) for name in FAST for tokens in (INSIDE, BEHIND)),
+        *(pytest.param(name, BEHIND, marks=pytest.mark.slow) for name in SLOW),
+    ],
+)
 def test_what_is_sampled_and_scored_is_transformers(family: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all families, inside of the window too: `tests/policy/test_zoo.py`."""
     policy = zoo_policy(family)
     assert isinstance(sampler_of(policy), Engine)
     assert policy.shares_prompts == (family not in DOES_NOT_SHARE)
