@@ -11,7 +11,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Property tests draw the same examples in every run; with `--hypothesis-profile thorough`, others and more.
-settings.register_profile("vigneron", derandomize=True, deadline=None, database=None, max_examples=50)
+settings.register_profile("vigneron", derandomize=True, deadline=None, database=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, database=None, max_examples=1000)
 settings.load_profile("vigneron")
 

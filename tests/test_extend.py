@@ -136,6 +136,7 @@ def test_what_the_options_class_says_survives_the_folder(
         assert RunFolder(part).metrics()[-1]["curriculum/seen"] == RunFolder(whole).metrics()[-1]["curriculum/seen"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("example")
 def test_listing_runs_imports_no_user_code(tmp_path: Path, tiny_folder: Path) -> None:
     folder = api.train(example_config(tiny_folder, steps=1, eval_every=0), name="run", runs=tmp_path).folder
@@ -179,6 +180,7 @@ def test_sppo_needs_no_entry_in_a_registry() -> None:
     assert load_config("sppo-instructions").method.name == "sppo"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("example")
 def test_grpo_in_one_file_learns(
     tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -39,6 +39,7 @@ def test_shapes_have_the_published_number_of_parameters(name: str, published: in
         assert AutoModelForCausalLM.from_config(shape_config(name)).num_parameters() == published
 
 
+@pytest.mark.slow
 def test_every_id_of_a_shape_has_a_text_and_prompts_are_exact() -> None:
     tokenizer = word_tokenizer(4096)
     assert len(tokenizer) == 4096

@@ -230,6 +230,7 @@ def test_python_reward_that_does_wrong(
     assert_one_line(answer, *parts)
 
 
+@pytest.mark.slow
 def test_a_python_reward_may_have_answers_of_any_kind(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

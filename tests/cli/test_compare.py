@@ -144,6 +144,7 @@ def test_its_figures_are_the_runs(whole: tuple[Path, Answer]) -> None:
     assert ("sft", "loss/nll") in rows
 
 
+@pytest.mark.slow
 def test_again_trains_nothing(whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(whole[0], tmp_path / "compare-rl-sft")
     shutil.rmtree(folder / "rl-seed-0" / "checkpoints")  # to save space: what was logged is still there
@@ -216,6 +217,7 @@ def test_ctrl_c_saves_the_step_and_leaves_with_130(
 # ---------------------------------------------------------------------------------------------- runs as they are
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_training")
 def test_runs_and_folders_of_runs_are_taken_as_they_are(whole: tuple[Path, Answer], tmp_path: Path) -> None:
     before = written(whole[0])
@@ -230,6 +232,7 @@ def test_runs_and_folders_of_runs_are_taken_as_they_are(whole: tuple[Path, Answe
     assert written(whole[0]) == before
 
 
+@pytest.mark.slow
 def test_a_recipe_beside_a_run(whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path) -> None:
     words = ("steps=2", "eval_every=0", "seed=7")
     answer = vigneron("compare", recipes[1], whole[0] / "rl-seed-0", *words, "--runs", tmp_path, "--name", "x")
@@ -252,6 +255,7 @@ def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_training")
 class TestRefused:
+    @pytest.mark.slow
     def test_a_run_of_other_settings(
         self, whole: tuple[Path, Answer], recipes: tuple[Path, Path], tmp_path: Path
     ) -> None:

@@ -61,6 +61,7 @@ def test_the_number_of_turns_is_in_the_line_of_a_step_and_in_show(trained: tuple
     assert f"vigneron chat {run} --environment" in shown
 
 
+@pytest.mark.slow
 def test_eval_runs_the_environment_and_shows_its_conversations(run: Path) -> None:
     said, asked = asked_by("eval", run, "--show", 2)
     metrics = {name: float(value) for name, value in re.findall(r"^  ([a-z]\S+) +([\d.]+) *$", said, re.MULTILINE)}

@@ -86,6 +86,7 @@ def test_transformers_alone_gives_the_childs_log_probs(
     assert str(run.parent) not in card
 
 
+@pytest.mark.slow
 def test_an_older_step_is_another_model(adapted: Path, tmp_path: Path) -> None:
     assert vigneron("export", adapted, tmp_path / "one", "--step", 1).code == 0
     assert vigneron("export", adapted, tmp_path / "two").code == 0
@@ -134,6 +135,7 @@ def test_a_merge_that_went_wrong_leaves_nothing(adapted: Path, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_another_template_is_refused(whole: Path) -> None:
     ours, theirs = load_run(whole).policy.tokenizer, load_run(whole).policy.tokenizer
     exporting.check_tokens(ours, theirs, ["a", [{"role": "user", "content": "b"}]])
@@ -155,6 +157,7 @@ def test_what_is_there_is_not_overwritten(whole: Path, tmp_path: Path) -> None:
     assert vigneron("export", tmp_path, tmp_path / "none").err.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_not_exported(places: Path, tiny_folder: Path, tmp_path: Path) -> None:
     run = made(tmp_path / "damaged", tiny_folder)
     with (run / "checkpoints" / "step-2" / "model.safetensors").open("r+b") as file:

@@ -41,6 +41,7 @@ def test_verbs_take_names(place: Path, tmp_path: Path, name: str) -> None:
     assert [path.name for path in plan.given] == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_recipes_take_names_of_runs_for_models(place: Path, tiny_folder: Path, tmp_path: Path) -> None:
     checkpoint = place / "my-runs" / "first" / "checkpoints" / "step-1"
     assert newest_weights("first") == newest_weights("runs/first") == str(checkpoint.resolve())

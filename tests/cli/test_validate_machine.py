@@ -86,6 +86,7 @@ def test_a_folder_without_weights_is_checked_and_noted(tiny_folder: Path, tmp_pa
     assert "has a config and no weights: it can be checked and planned for, and not trained" in answer.out
 
 
+@pytest.mark.slow
 def test_emulated_bfloat16_is_noted_in_one_line(
     tiny_folder: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -121,6 +121,7 @@ def test_recipes_are_listed_with_a_line_each() -> None:
     assert listed == [[name, load_config(name).about] for name in recipe_names()]
 
 
+@pytest.mark.slow
 def test_init_then_validate_then_train(tmp_path: Path, tiny_folder: Path) -> None:
     file = tmp_path / "mine.yaml"
     written = vigneron("init", "pgsrm-antonyms-binary", file)
@@ -218,6 +219,7 @@ def test_a_run_is_its_folder(trained: tuple[Path, str], tiny_folder: Path) -> No
     assert (run / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_samples_are_kept(trained: tuple[Path, str]) -> None:
     store = SampleStore(trained[0], read_only=True)
     try:
@@ -433,6 +435,7 @@ def test_report_of_two_runs(trained: tuple[Path, str], place: Path, recipe: Path
     assert page.count("x[bold]") == 3  # of each run, and side by side
 
 
+@pytest.mark.slow
 def test_resume_of_a_finished_run_does_nothing_more(trained: tuple[Path, str], tmp_path: Path) -> None:
     run = shutil.copytree(trained[0], tmp_path / "copy")
     names = ("metrics.jsonl", "timings.jsonl", "config.yaml", "checkpoints/step-4/manifest.json")

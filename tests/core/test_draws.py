@@ -167,6 +167,7 @@ def streams() -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.slow
 def test_keyed_uniform_differs_and_looks_uniform_along_every_part_of_the_key() -> None:
     found = streams()
     for numbers in found.values():

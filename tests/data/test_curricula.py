@@ -75,6 +75,7 @@ def test_a_level_is_used_up_before_it_repeats(schedule: str, seed: int, size: in
             assert len(set(epoch)) == len(epoch)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 40), st.integers(0, 2**62))
 @settings(max_examples=5)
 def test_resumed_at_any_step_the_rows_are_the_same(step: int, seed: int) -> None:
@@ -216,6 +217,7 @@ def test_a_running_mean_by_hand() -> None:
     assert curriculum.mean_N[3] == 0.625
 
 
+@pytest.mark.slow
 def test_solved_and_hopeless_prompts_are_drawn_rarely() -> None:
     """Of 12 prompts 4 are solved, 4 hopeless, 4 in between; of one row a step, 4/(4 + 8 · 0.1) are in between."""
     curriculum = by_success(size=1)

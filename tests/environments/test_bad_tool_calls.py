@@ -190,6 +190,7 @@ true null name "name" "arguments" "parameters" {"name":"f", {"name":"f","argumen
 PIECES = sorted({*(mark for _, marks in FORMATS for mark in marks), *MARKS.split(), "\n", " ", "\ud800"})
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=5)), max_size=12), st.sampled_from(sorted(BY_NAME)))
 def test_hostile_text_is_a_turn_or_a_bad_call(pieces: list[str], name: str) -> None:

@@ -56,6 +56,7 @@ def test_row_9_an_edited_config_is_shown_and_refused(run: Path) -> None:
     assert "seed was 0, is 1" in listener.notices
 
 
+@pytest.mark.slow
 def test_row_9_the_command_that_allows_changes_has_the_overrides(run: Path) -> None:
     with pytest.raises(UserError) as said:
         api.resume(run, "optimizer.actor_lr=0.5", "steps=5")

@@ -77,6 +77,7 @@ def test_rendered_texts_are_kept_up_to_a_number_of_characters(monkeypatch: pytes
     assert rendering._CACHE.used == 0
 
 
+@pytest.mark.slow
 def test_a_template_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one that got out of the sandbox would be in a process without it."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-0123456789")

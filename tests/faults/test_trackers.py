@@ -112,6 +112,7 @@ def test_an_unknown_tracker_is_refused(tmp_path: Path, tiny_folder: Path) -> Non
 # ---------------------------------------------------------------------------------------------- TensorBoard
 
 
+@pytest.mark.slow
 @needs("tensorboard")
 def test_tensorboard_gets_every_step_also_after_a_resume(tmp_path: Path, tiny_folder: Path) -> None:
     def stop(now: Progress) -> None:

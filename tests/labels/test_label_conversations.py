@@ -68,6 +68,7 @@ def test_pairs_of_a_runs_conversations_are_trained_on(run: Path, tmp_path: Path,
     assert 0 < record[loss] < 1
 
 
+@pytest.mark.slow
 def test_the_best_conversation_is_fine_tuned_on(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "best.jsonl"
     label_all(session_of(run, out, best=True), 1)

@@ -104,6 +104,7 @@ letters = st.characters(codec="latin-1", exclude_categories=["Cc"])  # SmolLM2's
 content = st.lists(st.one_of(delimiter, st.text(letters, max_size=6)), max_size=5).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(contents=st.lists(content, min_size=1, max_size=5).filter(lambda c: len(c) % 2 == 1))
 def test_nothing_that_is_said_changes_the_turns(contents: list[str]) -> None:

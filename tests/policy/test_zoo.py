@@ -42,6 +42,7 @@ def test_the_page_has_a_row_for_every_family() -> None:
     assert text == page(rows)
 
 
+@pytest.mark.slow
 def test_what_is_predicted_of_masks_is_what_a_run_measures() -> None:
     """Of architectures whose attention cannot be replaced, and of a few others; `test_a_family` has all of them."""
     others = ("Llama", "Gemma 2", "gpt-oss", "DeepSeek V3", "LFM2")

@@ -166,6 +166,7 @@ def test_nothing_is_fetched_and_nothing_runs(text: str) -> None:
     assert not [c for c in text if not c.isprintable() and c not in "\n\t"]
 
 
+@pytest.mark.slow
 def test_hostile_words_of_everybody_are_shown_as_words(text: str) -> None:
     assert SCRIPT not in text
     assert IMAGE not in text

@@ -373,6 +373,7 @@ def test_it_ends_after_so_many_turns() -> None:
     assert any(cut == "turns" for cut in cuts)
 
 
+@pytest.mark.slow
 def test_an_environment_may_score_a_conversation_that_is_cut() -> None:
     class Scoring(Counting):
         def cut(self) -> Reply:

@@ -68,6 +68,7 @@ def test_roles_may_speak_at_once() -> None:
     assert batch.samples.extras["environment_reward"][3] == 0.0
 
 
+@pytest.mark.slow
 def test_a_frozen_model_plays_and_is_not_trained(tmp_path: Path) -> None:
     other = {"kind": "local", "model": str(talking_folder(tmp_path))}
     batch = played(players={"bob": other})
@@ -144,6 +145,7 @@ def test_three_arms(tmp_path: Path, trained_once: TrainedOnce) -> None:
     check_third_arm(whole, tmp_path, lose_nothing)
 
 
+@pytest.mark.slow
 def test_a_run_trains_both_roles(tmp_path: Path) -> None:
     run = api.train(
         game_config(talking_folder(tmp_path / "model"), tmp_path, steps=2, eval_every=2), runs=tmp_path / "runs"

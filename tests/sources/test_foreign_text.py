@@ -186,6 +186,7 @@ def checked(pairs: list[tuple[str, str]], size: int) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.slow
 def test_what_was_quadratic_is_linear() -> None:
     assert checked(KNOWN, 1_000_000) == 0
 

@@ -124,6 +124,7 @@ def test_the_memory_of_a_parsed_body_is_bounded(value: str, monkeypatch: pytest.
             tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_large_batch_of_embeddings_is_read() -> None:
     body = json.dumps({"data": [{"index": n, "embedding": [0.123456789] * 4096} for n in range(256)]}).encode()
     vectors = parse_vectors(parse_response(body), 256)

@@ -145,6 +145,7 @@ def trust_region(seed: int, delta: float, over: str) -> tuple[Any, Batch]:
     return built, seen.with_samples(behaviour_BT=seen.signals.previous_BT)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000), delta=st.sampled_from([1e-4, 1e-2, 0.5]), over=st.sampled_from(["mean", "max"]))
 def test_the_step_never_leaves_the_region(seed: int, delta: float, over: str) -> None:
@@ -171,6 +172,7 @@ def test_a_step_that_cannot_improve_is_refused_and_moves_nothing() -> None:
         assert torch.equal(now, was)
 
 
+@pytest.mark.slow
 def test_groups_that_teach_nothing_are_replaced(tmp_path: Path, tiny_folder: Path) -> None:
     """Only prompts with `o` in them get rewards that differ: drawn again, the batch has more of them."""
 

@@ -120,6 +120,7 @@ def test_a_killed_and_resumed_run_is_the_same(
     assert final_state(tmp_path / "killed") == final_state(whole)
 
 
+@pytest.mark.slow
 def test_training_longer_stays_at_the_schedules_end(tmp_path: Path, tiny_folder: Path) -> None:
     """`classical` over 3 steps has reached level 3; with `steps: 6` it would otherwise begin again at level 2."""
     classical = {"by": "level", "schedule": "classical"}
@@ -316,6 +317,7 @@ def test_a_config_is_read_again_as_it_was_written(tmp_path: Path, tiny_folder: P
         assert check_config(config.model_dump(mode="json"), "again") == config
 
 
+@pytest.mark.slow
 def test_pass_at_k_of_a_run(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce) -> None:
     folder = trained_once("level", lambda place: grpo_config(place, tiny_folder, LEVEL))
     run = api.load_run(folder)

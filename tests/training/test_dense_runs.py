@@ -83,6 +83,7 @@ def test_a_killed_and_resumed_run_is_the_same(
     assert final_state(tmp_path / "killed") == final_state(whole)
 
 
+@pytest.mark.slow
 def test_prompts_go_over_to_the_check_and_stay(tmp_path: Path, tiny_folder: Path) -> None:
     """The share of samples that the check rewards grows, the memory is in the checkpoint, and held-out completions get
     the check alone, whose values are 0 and 1."""
@@ -99,6 +100,7 @@ def test_prompts_go_over_to_the_check_and_stay(tmp_path: Path, tiny_folder: Path
     assert trained.evaluate()["reward"] == pytest.approx(evaluated[-1])
 
 
+@pytest.mark.slow
 def test_runs_that_need_rows_and_models_can_be_evaluated_again(tmp_path: Path, tiny_folder: Path) -> None:
     for name in ("contrastive", "probability"):
         config = config_in(tmp_path, tiny_folder, REWARDS[name], steps=2, eval_every=2, save_every=2)

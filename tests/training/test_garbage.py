@@ -22,6 +22,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_exists_is_left_alone_until_the_end() -> None:
     before = Cycle()
     old = weakref.ref(before)
@@ -40,6 +41,7 @@ def test_what_exists_is_left_alone_until_the_end() -> None:
     assert old() is None
 
 
+@pytest.mark.slow
 def test_what_nobody_uses_is_freed_first() -> None:
     unused = weakref.ref(Cycle())
     with unwatched_objects(collect=True):

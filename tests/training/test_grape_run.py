@@ -28,6 +28,7 @@ from vigneron.training.loop import train
 from vigneron.training.setup.start import start_run
 
 
+@pytest.mark.slow
 def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
     """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO's steps, bit for bit."""
     scorer = tiny_scorer()

@@ -63,6 +63,7 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, m
     assert sum(until.values[:3]) / 3 < 0.1
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_and_is_reported(tmp_path: Path, tiny_folder: Path) -> None:
     config = load_config(
         "grpo-antonyms",

@@ -9,7 +9,7 @@ import pytest
 
 from support.command_line import vigneron
 from support.dataset_hub import parquet
-from support.resuming import StopInStep5, Stopped
+from support.resuming import StopInStep, Stopped
 from support.tiny_runs import final_state, tiny_config, write_data
 from vigneron import api
 from vigneron.config import Config
@@ -71,7 +71,7 @@ def test_a_run_on_a_large_source_is_that_on_a_copy_and_resumes_exactly(
     assert sources(whole)["rows"] == 10
     assert sources(whole)["files"][0]["size"] == data.stat().st_size
     with pytest.raises(Stopped):
-        api.train(config, name="other", runs=tmp_path, view=StopInStep5())
+        api.train(config, name="other", runs=tmp_path, view=StopInStep(5))
     api.resume(tmp_path / "other")
     assert final_state(tmp_path / "other") == final_state(whole)
     monkeypatch.setattr(data_sources, "LARGE", 10**9)
@@ -91,7 +91,7 @@ def stopped(tmp_path: Path, tiny_folder: Path) -> tuple[Path, Path, Config]:
     data = write_data(tmp_path)
     config = tiny_config(tiny_folder, data, **SFT)
     with pytest.raises(Stopped):
-        api.train(config, name="run", runs=tmp_path, view=StopInStep5())
+        api.train(config, name="run", runs=tmp_path, view=StopInStep(5))
     stored.hash_sources(tmp_path / "run" / "data")
     return tmp_path / "run", data, config
 

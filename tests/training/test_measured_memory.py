@@ -78,6 +78,7 @@ def plan_of(memories: dict[str, tuple[str, RunMemory]], name: str, *, gigabytes:
     return memory.plan(config_of(folder, **given), gigabytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "groups", "before", "peak"),
     [

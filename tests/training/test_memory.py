@@ -53,6 +53,7 @@ from vigneron.training.update import Term
 from vigneron.values import GB
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_path: Path) -> None:
     """Row 26 of the faults. A model with room for 10¹⁴ tokens, asked for all of them: no machine has such addresses."""
     model = tmp_path / "model"
@@ -202,6 +203,7 @@ class TestProbes:
             probe_loss(policy, batch, exact_kl, own_critic=own_critic).backward()
         return live.peak
 
+    @pytest.mark.slow
     def test_two_passes_give_the_bytes_of_a_larger_one_beside_all_gradients(self) -> None:
         """Of a model whose gradients are larger than the small passes. Measured without gradients at their start, these
         have their peak at the end, where activations are freed, and the larger pass would not fit."""

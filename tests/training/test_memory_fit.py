@@ -25,6 +25,7 @@ def memory(model: Path) -> RunMemory:
     return found
 
 
+@pytest.mark.slow
 def test_every_change_saves_where_it_is_meant_to(memory: RunMemory, model: Path) -> None:
     config = config_of(model, prompts_per_step=16)
     before = memory.plan(config)

@@ -50,6 +50,7 @@ def parts(memory: RunMemory, config: Config) -> dict[str, int]:
     return {part.name: part.bytes for part in memory.plan(config).parts}
 
 
+@pytest.mark.slow
 def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
     found = parts(memory, config_of(model))
     assert found.pop("gradients of CUDA graphs") == 4 * (WEIGHTS - HEAD)
@@ -79,6 +80,7 @@ def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_every_part_of_an_adapter(memory: RunMemory, model: Path) -> None:
     found = parts(memory, config_of(model, model={"lora": {"rank": 2}}))
     adapter = 2 * 2 * ((16 + 16) * 2 + (16 + 8) * 2 + (16 + 24) * 3)
@@ -123,6 +125,7 @@ def test_an_offloaded_reference_is_in_memory_for_its_pass_alone(memory: RunMemor
     assert here.peak_bytes - plan.peak_bytes == reference.bytes
 
 
+@pytest.mark.slow
 def test_how_weights_and_moments_are_held(memory: RunMemory, model: Path) -> None:
     full = parts(memory, config_of(model))
     halved = parts(memory, config_of(model, model={"weights": "bfloat16"}))
@@ -142,6 +145,7 @@ def test_how_weights_and_moments_are_held(memory: RunMemory, model: Path) -> Non
     assert parts(memory, config_of(model, optimizer={"kind": "adamw_8bit"}))["optimizer moments"] == eight_bit
 
 
+@pytest.mark.slow
 def test_a_critic_of_its_own_and_a_float32_run(memory: RunMemory, model: Path) -> None:
     own = parts(memory, config_of(model, method={"name": "reinforce", "critic": {"network": "own"}}))
     shared = parts(memory, config_of(model, method={"name": "reinforce"}))
@@ -188,6 +192,7 @@ def test_a_frozen_player_of_a_game(memory: RunMemory, model: Path) -> None:
     assert found == 2 * [2 * (LINEAR + HEAD + EMBEDDING) + 4 * NORMS]  # each role has its own
 
 
+@pytest.mark.slow
 def test_a_head_that_is_tied_to_a_scaled_embedding_stays_float32(tmp_path: Path) -> None:
     """Gemma's embedding computes with its weight: it is not held in bfloat16, nor is the head that is tied to it."""
     zoo_config("Gemma").save_pretrained(tmp_path)
@@ -317,6 +322,7 @@ def test_graphs_of_sampling_keep_what_the_largest_takes(memory: RunMemory, model
     assert count(config_of(model, scale={"sampling": {"kind": "vllm"}})) == 0
 
 
+@pytest.mark.slow
 def test_a_run_without_sampling_has_no_bytes_of_it(memory: RunMemory, model: Path) -> None:
     pairs = {"method": {"name": "dpo"}, "group_size": 1, "max_new_tokens": 16, "reward": None, "data": DATA}
     plan = memory.plan(config_of(model, **pairs))

@@ -162,6 +162,7 @@ def test_stage_0_continues_where_it_was_killed(
     assert final_state(other) == final_state(whole)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_draw_again(
     tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_resumed_run_does_not_draw_again(
     assert (run / FILE).stat().st_size == before
 
 
+@pytest.mark.slow
 def test_other_rows_are_drawn_for_again(tmp_path: Path, tiny_folder: Path) -> None:
     run = api.train(a_star_config(tmp_path, tiny_folder), name="run", runs=tmp_path).folder
     file = run / "data" / "train.jsonl"
@@ -245,6 +247,7 @@ def test_a_correction_without_advantages_is_refused(
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.slow
 def test_log_probs_of_a_text_that_is_cut_are_not_used(tmp_path: Path, tiny_folder: Path) -> None:
     """The tiny model has room for 64 tokens."""
     rows = [{"prompt": "a", "completion": "b" * length, "reward": 1.0, "logprobs": -3.0} for length in (9, 99)]
@@ -266,6 +269,7 @@ def test_scores_of_a_runs_folder_are_checked_on_resume(tmp_path: Path, tiny_fold
         api.resume(run, "steps=2")
 
 
+@pytest.mark.slow
 def test_a_folder_that_an_earlier_version_wrote_resumes(tmp_path: Path, tiny_folder: Path) -> None:
     """`method.reward_column` was `method.score`."""
     run = api.train(recorded_config(tmp_path, tiny_folder, SIGNED, steps=1), runs=tmp_path, name="run").folder

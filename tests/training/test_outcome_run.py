@@ -68,6 +68,7 @@ def test_the_terminal_begins_and_ends_with_the_held_out_rows(hacked: tuple[Path,
     assert lines[-1] == f"try     vigneron train {run}/config.yaml optimizer.actor_lr=0.033"
 
 
+@pytest.mark.slow
 def test_the_fall_is_warned_of_once_and_at_its_step(hacked: tuple[Path, Answer]) -> None:
     run, answer = hacked
     (warned,) = [notice for notice in kept_notices(run) if notice.about == "held out"]

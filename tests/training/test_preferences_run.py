@@ -63,6 +63,7 @@ def test_every_part_of_the_state_is_needed(
     check_third_arm(whole, tmp_path, lose)
 
 
+@pytest.mark.slow
 def test_dpo_with_an_adapter_is_against_the_adapter_off(
     tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce
 ) -> None:

@@ -254,6 +254,7 @@ def test_a_part_of_a_combined_reward_has_one_reward_a_text() -> None:
                 check_config(given, "t")
 
 
+@pytest.mark.slow
 def test_ppo_with_rewards_at_step_ends(tmp_path: Path, tiny_folder: Path) -> None:
     scorer = api.train(config_in(tmp_path, tiny_folder), name="steps", runs=tmp_path).folder
     reward = {"kind": "process", "model": str(scorer), "separator": "a", "rewards_at": "steps"}

@@ -23,6 +23,7 @@ from vigneron.sources.embedders import SentenceEmbedder
 from vigneron.training import record_samples
 
 
+@pytest.mark.slow
 def test_samples_are_recorded_trained_on_and_searched(tmp_path: Path, tiny_folder: Path) -> None:
     """From a model to a file, from the file to a policy with a value, and its answers by that value."""
     recipe = a_star_config(tmp_path, tiny_folder, method={"name": "grpo"}, group_size=2)
@@ -71,6 +72,7 @@ def fails_at_the_third_part(completions: list[str], **columns: Any) -> list[floa
     return has_vowel(completions)
 
 
+@pytest.mark.slow
 def test_samples_are_kept_if_a_later_part_fails(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ def test_recorded_log_probs_are_those_that_the_model_gives(tmp_path: Path, tiny_
     assert metrics[-1]["topr/negative"] == 1.0
 
 
+@pytest.mark.slow
 def test_the_commands(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     overrides = [f"model.name={tiny_folder}", "model.device=cpu", "max_new_tokens=2"]

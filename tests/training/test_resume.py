@@ -111,6 +111,7 @@ def test_two_processes_cannot_train_in_one_folder(tiny_folder: Path, tmp_path: P
     assert fault_runs.exit_code(fault_runs.lock, str(folder.path)) == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=2, eval_every=0)
     folder = api.train(config, name="run", runs=tmp_path).folder
@@ -123,6 +124,7 @@ def test_a_damaged_checkpoint_is_refused(tiny_folder: Path, tmp_path: Path) -> N
             use(folder)
 
 
+@pytest.mark.slow
 def test_the_folder_holds_its_rows_and_changed_rows_or_another_base_are_refused(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_run_that_cannot_start_leaves_its_name_free(tiny_folder: Path, tmp_pat
         api.train(tiny_config(tiny_folder, data, steps=1), name="../run", runs=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_changes", [{}, LORA])
 def test_a_checkpoint_is_a_transformers_folder_with_the_trained_weights(
     tiny_folder: Path, tmp_path: Path, model_changes: dict[str, Any]
@@ -185,6 +188,7 @@ def test_a_checkpoint_is_a_transformers_folder_with_the_trained_weights(
     json.loads((path / "state" / "scalars.json").read_text())
 
 
+@pytest.mark.slow
 def test_old_checkpoints_go_and_drafts_never_count(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tiny_folder, write_data(tmp_path), steps=5, save_every=1, keep_last=2, eval_every=0)
     folder = api.train(config, name="run", runs=tmp_path).folder

@@ -15,6 +15,7 @@ from vigneron.rewards.rubric_build import build_rubric_reward
 from vigneron.training.setup.resolve import newest_weights
 
 
+@pytest.mark.slow
 def test_it_learns_scores_and_is_an_item_of_a_rubric(tmp_path: Path, tiny_folder: Path) -> None:
     trained = api.train(score_config(tmp_path, tiny_folder, score_rows("say {}:")), name="scores", runs=tmp_path)
     records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]

@@ -48,6 +48,7 @@ def test_it_learns_the_answers_by_heart(tmp_path: Path, tiny_folder: Path) -> No
     assert records[-1]["eval/reward"] == records[-1]["eval/accuracy"]
 
 
+@pytest.mark.slow
 def test_two_runs_and_a_resumed_one_are_the_same(tmp_path: Path, tiny_folder: Path) -> None:
     whole = api.train(config_of(tmp_path, tiny_folder, steps=6, save_every=2), runs=tmp_path, name="whole")
     half = config_of(tmp_path, tiny_folder, steps=6, save_every=2)
@@ -140,6 +141,7 @@ def test_a_minted_model_learns_conversations_and_is_asked_for_their_last_turn(
     assert again.sample_before([asked]) == trained.sample_before([asked])
 
 
+@pytest.mark.slow
 def test_a_minted_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path, tiny_folder: Path) -> None:
     whole = api.train(chat_config(tmp_path, tiny_folder, steps=6, save_every=2), runs=tmp_path, name="whole")
     half = api.train(chat_config(tmp_path, tiny_folder, steps=6, save_every=2), runs=tmp_path, name="half")

@@ -170,6 +170,7 @@ def test_the_hash_is_of_the_tensors_however_they_are_stored(
         hash_of_files(files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["of the loaded weights", "of the files"])
 def test_a_run_resumes_by_the_identity_that_it_recorded(
     version: str, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,7 @@ def test_samples_and_figures_fit(tmp_path: Path, tiny_folder: Path, width: int) 
     assert whole.count("say ") == 3
 
 
+@pytest.mark.slow
 def test_warnings_stand_in_the_panel_and_in_the_folder(tmp_path: Path, tiny_folder: Path) -> None:
     """A tiny child is never right, so no two rewards of a group differ."""
     shown = watched(tmp_path, tiny_folder, terminal(120), **{**GRPO, "steps": 6, "eval_every": 0})
@@ -90,6 +91,7 @@ def test_a_pipe_gets_lines(tmp_path: Path, tiny_folder: Path) -> None:
     assert set(kinds) <= {"start:", "step", "note:", "warning:"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_each_warning_once(tmp_path: Path, tiny_folder: Path) -> None:
     changes = {**QUICK, **GRPO, "steps": 6, "eval_every": 0, "save_every": 3}
     config = tiny_config(tiny_folder, write_data(tmp_path), **changes)

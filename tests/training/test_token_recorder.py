@@ -43,6 +43,7 @@ def recorded(run: Path, step: int) -> list[TokenValues]:
     return [one for one in found if one is not None]
 
 
+@pytest.mark.slow
 def test_every_value_is_there_and_agrees_with_the_others(run: Path) -> None:
     with SampleSearch(run) as search:
         advantages = [one.advantage for one in search.page(step=2)]

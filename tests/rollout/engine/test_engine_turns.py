@@ -55,6 +55,7 @@ def test_every_turn_is_what_a_plain_model_draws(
     assert torch.equal(done.truncated_B, whole.truncated_B)
 
 
+@pytest.mark.slow
 def test_turns_of_one_token_in_few_rows() -> None:
     """A sample whose turn has ended with its first token keeps its row."""
     policy = tiny_policy("llama")

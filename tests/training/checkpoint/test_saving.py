@@ -127,6 +127,7 @@ def falling_after_two(completions: list[str], **columns: Any) -> list[float]:
 EVALUATED: list[float] = []
 
 
+@pytest.mark.slow
 def test_the_best_is_kept_beside_the_last_and_recorded(tmp_path: Path, tiny_folder: Path) -> None:
     EVALUATED.clear()
     reward = {"kind": "python", "function": f"{__name__}:falling_after_two"}
