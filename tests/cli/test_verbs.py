@@ -291,7 +291,7 @@ def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -
     assert ESCAPE not in said
     first = [line.split()[0] for line in said.splitlines() if not line.startswith("note: optimizer.actor_lr")]
     assert first[0] == "start:"
-    ended = ["result", "best", "run", "report", "chat", "view", "next"]
+    ended = ["result", "best", "run", "report", "chat", "view", "try"]
     assert [word for word in first if word != "start:"] == [*["step"] * 3, *ended]
 
 
