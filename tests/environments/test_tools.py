@@ -303,7 +303,9 @@ def test_tools_are_named_by_module(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     monkeypatch.chdir(tmp_path)
     environments = tool_environment(["own_tools_1:double"], QWEN)
     assert contents(answer(environments(ROW, 0), call("double", x=4))) == ["8"]
-    with pytest.raises(UserError, match=r"^environment.tools: 'own_tools_1' has no function 'triple'$"):
+    with pytest.raises(
+        UserError, match=r"^environment.tools: 'own_tools_1' has no function 'triple' \(available: double\)$"
+    ):
         tool_environment(["own_tools_1:triple"], QWEN)
 
 

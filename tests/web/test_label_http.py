@@ -193,7 +193,7 @@ def test_a_run_is_labelled_and_the_command_given_at_the_end_trains_on_it(tmp_pat
         (["--sample", "tiny"], "--sample needs --prompts"),
         (["--sample", "tiny", "--prompts", "none.jsonl"], "data: file not found"),
         ([], "nothing to label: name the folder of a run"),
-        (["nowhere"], "data: file not found"),
+        (["nowhere"], "there is no run 'nowhere' in 'runs'"),
         (["run", "--step", "7"], "--step: no stored samples of step 7; available steps: 1"),
         (["run", "--scores"], "'run': the samples of this run have no rubric scores"),
         (["broken"], "cannot read 'broken/samples.sqlite'"),
