@@ -71,7 +71,7 @@ def resume(
     """Resume a run that was stopped or killed."""
     from vigneron.run_store.folder import RunFolder
 
-    config = RunFolder.open(run).config()
+    config = RunFolder.open(run).config(user_code=bool(overrides))  # a user's method says which keys it has
     if rubric is not None or allow_code:  # the run's own rubric was allowed when it was started
         from vigneron.rubric.code_items import check_code_allowed
 
