@@ -151,7 +151,9 @@ def in_the_browser(runs: Path, name: str) -> dict[str, float]:
             with cost.measured():
                 page.goto(f"{head}{path}{'&' if '?' in path else '?'}{token}")
                 wait(page)
-            found[what] = cost.each[0]
+            # The page's own clock: loading plotly delays what Playwright sees, with the curves on the screen.
+            marks = page.evaluate("performance.getEntriesByName('drawn').map((mark) => mark.startTime)")
+            found[what] = marks[0] if marks and "drawn" in what else cost.each[0]
             page.close()
     return found
 

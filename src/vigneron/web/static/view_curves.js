@@ -26,6 +26,7 @@ async function refresh(which = [...visible]) {
   await Promise.all(which.map(draw));
   if (!window.Plotly) {
     await new Promise((seen) => requestAnimationFrame(() => setTimeout(seen)));
+    performance.mark("drawn"); // loading plotly keeps a browser busy for seconds, with the curves in view
     await plotly();
     await drawAll();
   }
