@@ -137,8 +137,8 @@ def _csv_rows(arms: Sequence[Arm]) -> Iterator[tuple[Any, ...]]:
             yield (to_cell(arm.name), to_cell(key), *spread)
 
 
-def _intervals_svg(found: Sequence[Estimate]) -> Markup:
-    return Markup(for_page(as_svg(interval_figure(found)), "intervals", "Held-out means and their 95 % intervals"))
+def _intervals_svg(intervals: Sequence[Estimate]) -> Markup:
+    return Markup(for_page(as_svg(interval_figure(intervals)), "intervals", "Held-out means and their 95 % intervals"))
 
 
 def _page(arms: Sequence[Arm], svg: str, found: Sequence[Estimate]) -> str:

@@ -84,9 +84,9 @@ def estimates(arms: Sequence[Arm], evaluations: int = 1) -> list[Estimate]:
     return found
 
 
-def not_compared(arms: Sequence[Arm], found: Sequence[Estimate]) -> list[str]:
+def not_compared(arms: Sequence[Arm], intervals: Sequence[Estimate]) -> list[str]:
     """A line for each pair of arms that have scores of their own and no difference, with the first key that differs."""
-    pairs, own = {(one.arm, one.minus) for one in found}, {one.arm for one in found}
+    pairs, own = {(one.arm, one.minus) for one in intervals}, {one.arm for one in intervals}
     lines = []
     for first, second in combinations(arms, 2):
         if (first.name, second.name) in pairs or not {first.name, second.name} <= own:

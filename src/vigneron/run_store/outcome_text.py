@@ -122,16 +122,16 @@ def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str
 
 def _constant_reward(path: Path) -> bool:
     """Whether no two rewards of a step differ, in any step. Most files are read up to their first step only."""
-    found = False
+    recorded = False
     try:
         for line in lines_of(path / "metrics.jsonl"):
             spread = record_of(line).get("reward_std")
             if spread:
                 return False
-            found = found or spread is not None
+            recorded = recorded or spread is not None
     except (OSError, ValueError):  # damaged
         return False
-    return found
+    return recorded
 
 
 def rows_needed(outcome: Outcome) -> int | None:

@@ -120,8 +120,8 @@ class EndpointPlayer:
 
     def _answers(self, conversations: Sequence[Any], max_tokens: int) -> list[tuple[str, str | None]]:
         """The text of each turn, or what went wrong. Raises what no retry can mend."""
-        asked = [partial(self._ask, messages, max_tokens) for messages in conversations]
-        return [self._answer(call) for call in self._calls.start(asked)]
+        requests = [partial(self._ask, messages, max_tokens) for messages in conversations]
+        return [self._answer(call) for call in self._calls.start(requests)]
 
     def _answer(self, call: Call) -> tuple[str, str | None]:
         try:

@@ -10,7 +10,7 @@ def unwatched_objects(*, collect: bool) -> Iterator[None]:
     """Within this block the collector leaves alone what exists at its start. Otherwise a collection walks over all
     objects of torch, transformers and the model, for a quarter of a second, in the middle of a step.
 
-    With `collect` it first frees what nobody uses, which may hold a device's memory.
+    With `collect` it first collects garbage, which may hold a device's memory.
     """
     if gc.get_freeze_count():  # somebody else's
         yield

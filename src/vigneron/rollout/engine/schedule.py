@@ -66,7 +66,7 @@ class Schedule:
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
         self.clock = 0  # decode steps
         self.awaiting: dict[int, int] = {}  # samples that wait for a reply, and since when
-        self.unasked: list[Turn] = []  # turns of theirs that nobody was told of yet
+        self.unsent: list[Turn] = []  # their turns that the environment has not been given yet
         self.answers: dict[int, tuple[int, ...]] = {}  # replies that are known before they are due
         self.finished: set[int] = set()  # samples whose conversation is over
         self.turn = [0] * len(request.prompt_ids)  # the number of each sample's turn
@@ -173,8 +173,8 @@ class Schedule:
 
     def _ask(self) -> None:
         assert self.request.replies is not None
-        self.request.replies.ask(self.unasked)
-        self.unasked = []
+        self.request.replies.ask(self.unsent)
+        self.unsent = []
 
     def _converse(self, running: list[bool]) -> list[int]:
         """Note the turns that have ended, and let rows go on whose reply is due: these are returned."""
@@ -184,7 +184,7 @@ class Schedule:
         new = [row for row, owner in enumerate(self.owner) if not (owner is None or running[row] or owner in closed)]
         if new:
             turns = self._turns(new)
-            self.unasked += turns
+            self.unsent += turns
             self.awaiting |= dict.fromkeys((turn.sample for turn in turns), self.clock)
         nothing_else = not any(running)
         due = [s for s, since in self.awaiting.items() if nothing_else or self.clock - since >= replies.patience]
