@@ -3,10 +3,13 @@
 ours            the whole training loop
 ours-sampling   the engine alone: calls from prompt ids to completion ids and log-probs, its copy of the weights updated
                 in each
+ours-vllm       the whole training loop, with vLLM in this process as its sampler
+ours-vllm-server   the same with a vLLM server on the same GPU
 """
 
 import json
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +27,7 @@ from benchmarks.measure import GB, Measurement, Phase, Recorder
 from benchmarks.models import model_folder
 from benchmarks.parity import Verdict
 from benchmarks.prompts import DISTINCT_STEPS, prompt_rows, prompt_token_ids
+from benchmarks.vllm_server import vllm_server
 from benchmarks.work import Work
 from vigneron.batch import Batch, Samples, Signals
 from vigneron.core.draws import Sampling
@@ -161,19 +165,48 @@ class StepTimes:
         return replace(measurement, phase_seconds={**measurement.phase_seconds, **inside})
 
 
+SERVER_SHARE = 0.3
+"""Of the GPU's memory, for a vLLM server beside the run."""
+
 PARTS: dict[Phase, tuple[str, ...]] = {"sampling": ("rollout",), "reference+reward": ("reward", "advantage")}
 """The loop's phases under the names of the comparison; the rest of a step, with its logs, counts as update."""
 
 
-def measure(work: Work, model: Path | None = None, rows: list[dict[str, Any]] | None = None) -> Measurement:
+def measure(
+    work: Work,
+    model: Path | None = None,
+    rows: list[dict[str, Any]] | None = None,
+    name: str = "ours",
+    changes: dict[str, Any] | None = None,
+) -> Measurement:
     """Run the training loop, writing logs and samples as in any run."""
-    with started(work, model, rows=rows) as run, recording_timings() as watch:
+    began = time.perf_counter()
+    with started(work, model, changes, rows) as run, recording_timings() as watch:
+        settings: dict[str, Any] = {
+            "microbatch_tokens": run.config.microbatch_tokens,
+            "start_s": time.perf_counter() - began,
+        }
         view = StepTimes(work, watch)
         with suppress(Enough):
             loop.train(run, view)
         memory = view.recorder.memory.taken(view.held)
-        measured = view.recorder.finish("ours", {"microbatch_tokens": run.config.microbatch_tokens}, memory)
-        return view.with_details(measured)
+        gaps = [row["vllm/probe_gap"] for row in run.folder.metrics() if "vllm/probe_gap" in row]
+        if gaps:
+            settings |= {"probe_gaps": gaps}
+        return view.with_details(view.recorder.finish(name, settings, memory))
+
+
+def measure_with_vllm(work: Work, name: str) -> Measurement:
+    """vLLM in this process has the share of memory that it takes by default; a server, which does not sleep, a fixed
+    one."""
+    if name == "ours-vllm":
+        return measure(work, name=name, changes={"scale": {"sampling": {"kind": "vllm"}}})
+    with tempfile.TemporaryDirectory() as place:
+        began = time.perf_counter()
+        with vllm_server(model_folder(work.model), Path(place) / "log", SERVER_SHARE) as url:
+            seconds = time.perf_counter() - began
+            measured = measure(work, name=name, changes={"scale": {"sampling": {"kind": "vllm", "url": url}}})
+            return replace(measured, settings={**measured.settings, "server_start_s": seconds})
 
 
 def measure_sampling(work: Work) -> Measurement:
@@ -267,5 +300,7 @@ if __name__ == "__main__":
         parity(arguments.work, Frozen.load(arguments.frozen)).save(arguments.out)
     elif arguments.contestant == "ours-sampling":
         measure_sampling(arguments.work).save(arguments.out)
+    elif "vllm" in arguments.contestant:
+        measure_with_vllm(arguments.work, arguments.contestant).save(arguments.out)
     else:
         measure(arguments.work).save(arguments.out)

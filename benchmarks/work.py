@@ -22,6 +22,8 @@ Contestant = Literal[
     "released-shape-bf16",
     "ours-sampling",
     "vllm-sampling",
+    "ours-vllm",
+    "ours-vllm-server",
 ]
 SAMPLING = "sampling"
 """The last part of the names of contestants that sample and do not train."""
@@ -144,6 +146,7 @@ def _memory(
 
 
 ON_1_5B = _shape("qwen2.5-1.5b-shape", 32, 256, name="gpu-1.5b-32x8x256", microbatch=32, peer_pace=(1, 3))
+ON_1_5B = replace(ON_1_5B, contestants=(*ON_1_5B.contestants, "ours-vllm", "ours-vllm-server"))
 ON_8B = replace(
     _shape("llama-3.1-8b-shape", 16, 256, name="gpu-8b-lora-16x8x256", microbatch=16, peer_pace=(1, 3)),
     lora_rank=16,

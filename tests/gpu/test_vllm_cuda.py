@@ -3,17 +3,15 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.vllm_server import vllm_server
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from support.tiny_models import VOCABULARY, byte_tokenizer
@@ -162,36 +160,8 @@ def test_it_gives_its_memory_back_while_it_sleeps(folder: Path, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder), "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--logprobs-mode", "processed_logprobs"]
-    command += ["--generation-config", "vllm", "--gpu-memory-utilization", str(SHARE)]
-    command += ["--compilation-config", json.dumps({"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"})]
-    environment = {key: value for key, value in os.environ.items() if key != "CC"}
-    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
-    with log.open("w") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        _wait_for(f"http://127.0.0.1:{port}", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def _wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while True:
-        assert process.poll() is None, log.read_text()[-6000:]
-        assert time.monotonic() < deadline, log.read_text()[-6000:]
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
+    with vllm_server(folder, tmp_path_factory.mktemp("server") / "log", SHARE) as url:
+        yield url
 
 
 def test_a_run_with_a_server(folder: Path, tmp_path: Path, server: str) -> None:
