@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from support import TESTS
+from vigneron.policy.cuda_graphs import CudaGraphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -37,3 +38,27 @@ def test_graphs_are_captured_after_all_others_were_freed(setting: str) -> None:
         [sys.executable, "-c", CAPTURE_FREE_CAPTURE], env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.strip() == "captured True", done.stderr[-2000:]
+
+
+def test_graphs_that_are_garbage_are_not_destroyed_during_a_capture() -> None:
+    device = torch.device("cuda")
+    given = torch.randn(64, 64)
+
+    def graphs_of(size: int) -> CudaGraphs:
+        graphs = CudaGraphs(device)
+        for _ in range(2):  # run, captured
+            graphs.run(size, lambda x: x @ x.T, [given])
+        return graphs
+
+    graphs = graphs_of(1)
+    graphs.itself = graphs  # type: ignore[attr-defined]  # only the collector finds it
+    del graphs
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        objects = [[i] for i in range(10_000)]  # more than the collector waits for
+        return x @ x.T * (len(objects) / 10_000)
+
+    again = CudaGraphs(device)
+    for _ in range(3):
+        result = again.run("product", product, [given])
+    torch.testing.assert_close(result.cpu(), given @ given.T, atol=1e-3, rtol=1e-3)

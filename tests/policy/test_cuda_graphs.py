@@ -1,9 +1,13 @@
-"""Shapes that repeat: few numbers, never too small, never much too large."""
+"""Shapes that repeat: few numbers, never too small, never much too large; and captures that nothing disturbs."""
 
+import gc
+import weakref
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.policy.cuda_graphs import round_to_bucket
+from vigneron.policy.cuda_graphs import no_collections, round_to_bucket
 
 
 @given(st.integers(1, 10**6), st.sampled_from([4, 8]))
@@ -17,3 +21,29 @@ def test_there_are_few_of_them() -> None:
     assert len({round_to_bucket(count) for count in range(1, 1025)}) == 4 + 4 * 8
     widths = {round_to_bucket(count, per_doubling=8, smallest_step=16) for count in range(1, 2049)}
     assert widths == {*range(16, 257, 16), *range(288, 513, 32), *range(576, 1025, 64), *range(1152, 2049, 128)}
+
+
+class Cycle:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_nothing_is_collected_during_a_capture(enabled: bool) -> None:
+    thresholds, before = gc.get_threshold(), gc.isenabled()
+    gc.collect()
+    gc.set_threshold(1)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with no_collections():
+            left = weakref.ref(Cycle())
+            objects = [Cycle() for _ in range(100)]
+            assert left() is not None
+        assert gc.isenabled() == enabled
+        objects += [Cycle() for _ in range(100)]
+        assert (left() is None) == enabled
+    finally:
+        gc.set_threshold(*thresholds)
+        (gc.enable if before else gc.disable)()

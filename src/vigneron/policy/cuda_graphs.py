@@ -4,8 +4,10 @@ Replaying a graph is one launch where the function makes a thousand. All graphs 
 may overwrite each other's results, so a result must be used before another graph is replayed.
 """
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -179,9 +181,25 @@ def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any
 
 def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Any, Any]:
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"):
+    with (
+        no_collections(),
+        torch.cuda.graph(graph, pool=pool, stream=_stream(device), capture_error_mode="thread_local"),
+    ):
         result = function()
     return graph, result
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python's garbage collector does not run in this block: it may find another run's graphs, and to destroy a graph
+    ends a capture in an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache
