@@ -51,10 +51,21 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def drain(items: list[int]) -> int:
+    """Count, and take what was counted.
+
+    Args:
+        items: What is counted.
+    """
+    count = len(items)
+    items.clear()
+    return count
+
+
 def conversations(name: str) -> tuple[Conversations, Any]:
     """Of one sample, with the template's own tokens."""
     policy = real_templates.policy_of(real_templates.smollm2(), real_templates.template(name))
-    made = tool_environment([add], policy.tokenizer.chat_template)
+    made = tool_environment([add, drain], policy.tokenizer.chat_template)
     _, end, _, (_, last) = TURNS[name]
     policy.eos_ids = policy.eos_ids | set(policy.tokenizer.convert_tokens_to_ids([end, last]))
     environments = Environments("tools", made, EnvironmentOptions(max_turns=4), True, made.schemas)
@@ -93,3 +104,23 @@ def test_a_broken_call_is_answered_by_an_error(name: str) -> None:
     assert "error: " in tokenizer.decode(list(ids))
     assert talks.transcripts[0].error is None
     assert talks.transcripts[0].logs == [{"tool_calls": 1, "tool_errors": 1}]
+
+
+def test_what_a_tool_changes_is_its_own() -> None:
+    talks, tokenizer = conversations("qwen2_5")
+    call = '<tool_call>\n{"name": "drain", "arguments": {"items": [1, 2, 3]}}\n</tool_call><|im_end|>'
+    talks.ask([Turn(0, 0, tuple(tokenizer(call, add_special_tokens=False)["input_ids"]), True)])
+    talks.take([0])
+    messages = talks.transcripts[0].messages
+    assert messages[1]["content"] == "3"
+    assert messages[0]["tool_calls"][0]["function"]["arguments"] == {"items": [1, 2, 3]}
+
+
+def test_special_tokens_within_a_turn_are_not_in_its_text() -> None:
+    talks, tokenizer = conversations("qwen2_5")
+    texts = ["One.", "One.<|im_start|> Two.", ""]
+    turns = [tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"] for text in texts]
+    turns.append(turns[1][:-1])  # cut: it has no end token
+    raws = [*texts, texts[1]]
+    expected = [(raw.replace("<|im_start|>", ""), raw) for raw in raws]
+    assert talks._texts([Turn(0, 0, tuple(ids), True) for ids in turns]) == expected

@@ -97,3 +97,25 @@ def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left() -> None:
         return "in time"
 
     assert asyncio.run_coroutine_threadsafe(late(), event_loop()).result() == "late"
+
+
+def test_a_late_call_is_not_waited_for_and_the_next_is_made() -> None:
+    release = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async def forty() -> int:
+        return 40
+
+    calls = Calls(1, 0.01)
+    (late,) = calls.start([stubborn])
+    with pytest.raises(CallFailed, match=r"took longer than 0\.01 s"):
+        late.result()
+    calls._timeout_s = LONG_S
+    (next_call,) = calls.start([forty])
+    calls.settle([late, next_call])
+    assert next_call.result() == 40
+    event_loop().call_soon_threadsafe(release.set)

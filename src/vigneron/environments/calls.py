@@ -5,13 +5,15 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 from vigneron.errors import first_line
 from vigneron.threads import CallThreads, TookTooLong, TooManyHang, event_loop
+
+SETTLE_S = 1.0
 
 
 class CallFailed(Exception):
@@ -81,6 +83,10 @@ class Calls:
             event_loop().call_soon_threadsafe(self._begin, coroutines)
         return calls
 
+    def settle(self, calls: Sequence[Call]) -> None:
+        """Wait until these have ended, though not long: to wait for each in turn wakes this thread for each."""
+        wait([call.future for call in calls], timeout=min(SETTLE_S, self._timeout_s))
+
     def _in_thread(self, function: Callable[[], Any]) -> Call:
         try:
             call = self._threads.submit(lambda: self._called(function), self._timeout_s)
@@ -103,12 +109,24 @@ class Calls:
             future, function = self._queue.popleft()
             if future.set_running_or_notify_cancel():
                 self._running += 1
-                task = asyncio.get_running_loop().create_task(within(function, self._timeout_s))
-                task.add_done_callback(partial(self._end, future))
+                loop = asyncio.get_running_loop()
+                task = loop.create_task(contained(function))
+                timer = loop.call_later(self._timeout_s, self._give_up, future, task)
+                task.add_done_callback(partial(self._end, future, timer))
 
-    def _end(self, future: "Future[Any]", task: "asyncio.Task[Any]") -> None:
+    def _give_up(self, future: "Future[Any]", task: "asyncio.Task[Any]") -> None:
+        """A call that is late is not waited for: it may not let itself be cancelled."""
         self._running -= 1
+        future.set_exception(TookTooLong())
+        task.cancel()
+        self._begin()
+
+    def _end(self, future: "Future[Any]", timer: asyncio.TimerHandle, task: "asyncio.Task[Any]") -> None:
         error = CallFailed("was cancelled") if task.cancelled() else task.exception()
+        if future.done():  # it was given up
+            return
+        timer.cancel()
+        self._running -= 1
         if error is None:
             future.set_result(task.result())
         else:
@@ -124,18 +142,19 @@ def _wait_until(future: "Future[Any]", deadline: float) -> BaseException | None:
         raise TookTooLong from None
 
 
+async def contained(function: Callable[[], Awaitable[Any]]) -> Any:
+    """Await a call. Raises what it raises, and `CallFailed` if it exits."""
+    try:
+        return await function()
+    except (SystemExit, KeyboardInterrupt) as error:  # else they would end the event loop's thread
+        raise CallFailed(f"called exit({getattr(error, 'code', '')})") from error
+
+
 async def within(function: Callable[[], Awaitable[Any]], limit_s: float) -> Any:
     """Await a call for at most so long. Raises what it raises, `TookTooLong`, and `CallFailed` if it exits or is
     cancelled."""
-
-    async def contained() -> Any:
-        try:
-            return await function()
-        except (SystemExit, KeyboardInterrupt) as error:  # else they would end the event loop's thread
-            raise CallFailed(f"called exit({getattr(error, 'code', '')})") from error
-
     loop = asyncio.get_running_loop()
-    task = loop.create_task(contained())
+    task = loop.create_task(contained(function))
     over: asyncio.Future[None] = loop.create_future()  # the task has ended, or its time has
 
     def end(*_: Any) -> None:

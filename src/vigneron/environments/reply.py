@@ -20,6 +20,8 @@ from vigneron.policy.message_forms import Message
 ROLES = ("user", "system", "tool")
 LONGEST_LOG = 20_000
 """Characters."""
+TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+FLAT = {str, int, float, bool, type(None)}
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,10 @@ def _number(value: Any) -> Any:
 def _plain(given: Any, what: str, most: float = math.inf) -> Any:
     """As JSON has it, in at most so many characters: what is kept with the sample, and written into a prompt."""
     try:
-        text = json.dumps(given, ensure_ascii=False, allow_nan=False)
+        text = TO_JSON.encode(given)
         text.encode()  # no half of a pair of surrogates
-        plain = json.loads(text)
+        flat = type(given) is dict and {type(part) for pair in given.items() for part in pair} <= FLAT
+        plain = dict(given) if flat and all(type(key) is str for key in given) else json.loads(text)
     except Exception as error:  # a cycle, an object, a depth
         raise BadReply(f"{what} cannot be written as JSON: {first_line(error)}") from None
     if len(text) > most:

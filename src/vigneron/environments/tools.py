@@ -18,7 +18,7 @@ from vigneron.environments.tool_calls import BadCall, Call, CallFormat, call_for
 from vigneron.environments.tool_runs import ToolFailure, cut, one_line, run_tool
 from vigneron.environments.tool_schema import Schema, WrongArguments, checked_arguments, tool_schema
 from vigneron.errors import UserError, did_you_mean
-from vigneron.policy.message_forms import Message
+from vigneron.policy.message_forms import Message, copied
 from vigneron.threads import CallThreads, TooManyHang
 from vigneron.user_code import python_function
 
@@ -54,6 +54,8 @@ class Tool:
 
 class ToolEnvironment:
     """Of one sample. `read` turns a sampled turn into a message, `reply` answers the last message."""
+
+    keeps_messages = True
 
     def __init__(
         self,
@@ -143,7 +145,7 @@ class ToolEnvironment:
         try:
             if tool is None:
                 raise ToolFailure(f"unknown tool '{name}'{did_you_mean(name, self._tools)}")
-            arguments = checked_arguments(tool.schema, call["arguments"])
+            arguments = copied(checked_arguments(tool.schema, call["arguments"]))
             function = tool.function if tool.owner is None else getattr(self._objects[tool.owner], name)
             return cut(await run_tool(function, arguments, tool.threads, tool.limit_s), self._max_result_chars), False
         except CodeError as error:

@@ -71,6 +71,7 @@ def _special(tokenizer: Any, count: int, token: int) -> str:
     return str(added.content) if added is not None and added.special else ""
 
 
+TO_JSON = json.JSONEncoder(default=str)
 WRITTEN: dict[str, Callable[[str], str]] = {
     "plain": str,
     "trimmed": str.strip,
@@ -97,7 +98,7 @@ def _shape(answer: Message, reply: Sequence[Message]) -> tuple[str, str]:
     """All but the contents, as JSON: replies of one shape differ in their texts alone."""
     calls = [{"id": call.get("id"), "name": name} for call, name in _calls(answer)]
     others = [{key: value for key, value in message.items() if key != "content"} for message in reply]
-    return json.dumps(calls, default=str), json.dumps(others, default=str)
+    return TO_JSON.encode(calls), TO_JSON.encode(others)
 
 
 def _calls(answer: Message) -> list[tuple[Any, str]]:

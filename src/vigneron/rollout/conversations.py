@@ -74,6 +74,8 @@ class Conversations:
         """`rooms` are the tokens that each sample may have behind its prompt."""
         self._environments, self._rows, self._rooms = environments, rows, rooms
         self._tokenizer, self._ends = policy.tokenizer, policy.eos_ids
+        added = policy.tokenizer.added_tokens_decoder
+        self._special = {token for token in added if added[token].special} | {*policy.tokenizer.all_special_ids}
         self._options = environments.options
         self._calls = Calls(self._options.concurrency, self._options.timeout_s)
         self.transcripts = [Transcript() for _ in rows]
@@ -96,19 +98,28 @@ class Conversations:
         return self._environments.patience
 
     def ask(self, turns: Sequence[Turn]) -> None:
-        texts = texts_of(self._tokenizer, [turn.ids for turn in turns])
-        raws = texts_of(self._tokenizer, [self._without_end(turn) for turn in turns], skip_special=False)
         functions = []
-        for turn, text, raw in zip(turns, texts, raws, strict=True):
+        for turn, (text, raw) in zip(turns, self._texts(turns), strict=True):
             transcript, environment = self.transcripts[turn.sample], self._instances[turn.sample]
             transcript.spans.append((turn.start, turn.start + len(turn.ids)))
             transcript.messages.append(_message(environment, text, raw))
             if environment is not None:
-                # A copy, which a user may change.
-                functions.append(partial(environment.reply, copied(self._conversation(turn.sample))))
+                messages = self._conversation(turn.sample)
+                if not getattr(environment, "keeps_messages", False):
+                    messages = copied(messages)  # a user may change them
+                functions.append(partial(environment.reply, messages))
         calls = iter(self._calls.start(functions))
         for turn in turns:
             self._pending[turn.sample] = (turn, None if self._instances[turn.sample] is None else next(calls))
+
+    def _texts(self, turns: Sequence[Turn]) -> list[tuple[str, str]]:
+        """Of each turn without and with special tokens; its end token is in neither."""
+        ids = [self._without_end(turn) for turn in turns]
+        raws = texts_of(self._tokenizer, ids, skip_special=False)
+        texts = dict(enumerate(raws))
+        if differ := [i for i, of_turn in enumerate(ids) if not self._special.isdisjoint(of_turn)]:
+            texts |= zip(differ, texts_of(self._tokenizer, [ids[i] for i in differ]), strict=True)
+        return [(texts[i], raw) for i, raw in enumerate(raws)]
 
     def _without_end(self, turn: Turn) -> tuple[int, ...]:
         return turn.ids[:-1] if turn.ids and turn.ids[-1] in self._ends else turn.ids
@@ -118,6 +129,7 @@ class Conversations:
         return [*self._rows[sample]["prompt"], *self.transcripts[sample].messages]
 
     def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
+        self._calls.settle([call for _, call in (self._pending[s] for s in samples) if call is not None])
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
         ids = self._written(drafts)
         for number, of_reply in ids.items():
