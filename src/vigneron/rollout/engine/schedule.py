@@ -207,12 +207,16 @@ class Schedule:
 
     def _turns(self, rows: list[int]) -> list[Turn]:
         """The turns that have ended in these rows."""
-        at = to_device(rows, self.device)
-        table, ended = self.state.ids[at].tolist(), self.state.ended[at].tolist()
+        samples = [self._sample(row) for row in rows]
+        begins = [self.begin[sample] for sample in samples]
+        at, begin = to_device([rows, begins], self.device).unbind()
+        counts, ended = self.state.written[at].tolist(), self.state.ended[at].tolist()
+        longest = max(count - begin for count, begin in zip(counts, begins, strict=True))
+        column_NT = begin[:, None] + torch.arange(longest, device=self.device)
+        table = self.state.ids[at].gather(1, column_NT.clamp(max=self.state.ids.shape[1] - 1)).tolist()
         turns = []
-        for row, ids, count, is_ended in zip(rows, table, self.state.written[at].tolist(), ended, strict=True):
-            sample = self._sample(row)
-            turns.append(Turn(sample, self.begin[sample], tuple(ids[self.begin[sample] : count]), is_ended))
+        for sample, start, count, ids, is_ended in zip(samples, begins, counts, table, ended, strict=True):
+            turns.append(Turn(sample, start, tuple(ids[: count - start]), is_ended))
             self.begin[sample] = count
         return turns
 
