@@ -1,5 +1,7 @@
 """Replies that are read in chunks: when it pays, attention behind shared prompts, and the check at the first reply."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,7 +47,7 @@ def test_a_chunk_behind_a_shared_prompt(
     new = [torch.stack([sequence[i, :, -width:] for sequence in sequences]) for i in range(2)]
     first = [start + own for start, own in zip(starts, owns, strict=True)]
     chunk = Chunk(*(torch.tensor(each) for each in (rows, first, lengths)), max(owns), width)
-    chunk = chunk._replace(prompt_N=torch.tensor(prompts), start_N=torch.tensor(starts))
+    chunk = replace(chunk, prompt_N=torch.tensor(prompts), start_N=torch.tensor(starts))
     extra = AttentionModifiers(local, **modifiers)
     monkeypatch.setattr(cached_attention, "SCORE_BYTES", scores)
     out = attend_to_chunk(query, *new, tuple(cache), tuple(prompt_cache), chunk, scale, extra)

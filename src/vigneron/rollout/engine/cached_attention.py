@@ -7,8 +7,10 @@ the rows of a group share, and a row's first slot is that of its first new token
 caps and sinks.
 """
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +23,7 @@ from vigneron.policy.compiling import has_triton
 from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
+T = TypeVar("T")
 
 # Bytes of scores that a prefill with a cap or sinks keeps in memory, unless a single row needs more; of a chunk also
 # bytes of the keys and values that are copied.
@@ -58,7 +61,8 @@ class AttentionModifiers:
         return self.softcap is None and self.sinks_H is None
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Chunk:
     """Tokens that rows with a cache read in one pass of `width` tokens a row: row `row_N[n]` reads `length_N[n]` of
     them, from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens in its own cache before.
     With shared prompts, `prompt_N` and `start_N` are as in `Slots`."""
@@ -70,14 +74,30 @@ class Chunk(NamedTuple):
     width: int
     prompt_N: Tensor | None = None
     start_N: Tensor | None = None
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What all layers of a pass use."""
+
+    def keep(self, name: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, called once for all layers."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: T = self._kept[name]
+        return kept
 
     def positions(self) -> Int[Tensor, "N S"]:
         """The slot of each token. Padding has that of the row's last token, so that no row gets longer by it."""
         at_S = torch.arange(self.width, device=self.first_N.device)
         return self.first_N[:, None] + torch.minimum(at_S, self.length_N[:, None] - 1)
 
-    def part(self, rows: slice) -> "Chunk":
-        return Chunk._make(each[rows] if isinstance(each, Tensor) else each for each in self)
+    def parts(self, size: int) -> list["Chunk"]:
+        """Of so many rows each."""
+        return self.keep(
+            ("parts", size), lambda: [self._part(slice(i, i + size)) for i in range(0, len(self.row_N), size)]
+        )
+
+    def _part(self, rows: slice) -> "Chunk":
+        shared = (None if each is None else each[rows] for each in (self.prompt_N, self.start_N))
+        return Chunk(self.row_N[rows], self.first_N[rows], self.length_N[rows], self.past, self.width, *shared)
 
 
 def cached_attention(
@@ -146,11 +166,15 @@ def write_tokens(cache: Cache, key_RKD: Tensor, value_RKE: Tensor, slots_R: Tens
 def write_chunk(cache: Cache, key_NKSD: Tensor, value_NKSE: Tensor, chunk: Chunk) -> None:
     """Write the tokens of a chunk. Padding goes behind them, where the row's next tokens overwrite it, or into the last
     slot, which no chunk reaches: a reply leaves room for another token."""
-    first_N = chunk.first_N if chunk.start_N is None else chunk.first_N - chunk.start_N
-    slot_NS = first_N[:, None] + torch.arange(chunk.width, device=first_N.device)
-    slot_NS = slot_NS.clamp(max=cache[0].shape[2] - 1)
+
+    def slots() -> tuple[Tensor, Tensor]:
+        first_N = chunk.first_N if chunk.start_N is None else chunk.first_N - chunk.start_N
+        slot_NS = first_N[:, None] + torch.arange(chunk.width, device=first_N.device)
+        return chunk.row_N[:, None], slot_NS.clamp(max=cache[0].shape[2] - 1)
+
+    row_N1, slot_NS = chunk.keep(("slots", cache[0].shape[2]), slots)
     for part, new in zip(cache, (key_NKSD, value_NKSE), strict=True):
-        part[chunk.row_N[:, None], :, slot_NS] = new.transpose(1, 2)
+        part[row_N1, :, slot_NS] = new.transpose(1, 2)
 
 
 def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, modifiers: AttentionModifiers) -> Tensor:
@@ -175,10 +199,20 @@ def _attend(
     sharing = query.shape[1] // key.shape[1]
     if allowed is None:
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=sharing > 1)
-    # Queries that share a key head follow each other in the sequence dimension: with a mask and `enable_gqa` SDPA has
-    # no kernel on a GPU, repeats the keys and writes all scores.
+    return _attend_folded(query, key, value, _folded_mask(allowed, sharing), scale)
+
+
+def _folded_mask(allowed: Tensor, sharing: int) -> Tensor:
+    """The mask of `_attend_folded`."""
+    return allowed.repeat(1, 1, sharing, 1)
+
+
+def _attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Queries that share a key head follow each other in the sequence dimension: with a mask and `enable_gqa` SDPA has
+    no kernel on a GPU, repeats the keys and writes all scores."""
+    sharing = query.shape[1] // key.shape[1]
     folded = query.unflatten(1, (key.shape[1], sharing)).flatten(2, 3)
-    out = scaled_dot_product_attention(folded, key, value, attn_mask=allowed.repeat(1, 1, sharing, 1), scale=scale)
+    out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return out.unflatten(2, (sharing, query.shape[2])).flatten(1, 2)
 
 
@@ -206,20 +240,26 @@ def attend_to_chunk(
 ) -> Float[Tensor, "N H S E"]:
     """Write a chunk's keys and values, and let each of its tokens attend to its row's slots up to its own."""
     write_chunk(cache, key_NKSD, value_NKSE, chunk)
-    count, heads, width, _ = query_NHSD.shape
+    _, heads, width, _ = query_NHSD.shape
     end = chunk.past + width
     prompt_slots = 0 if prompt_cache is None else prompt_cache[0].shape[2]
+    sharing = heads // cache[0].shape[1]
     copied = sum(part[0, :, 0].numel() * part.itemsize for part in cache)  # bytes of a slot
-    size = max(1, SCORE_BYTES // ((prompt_slots + end) * max(4 * heads * width, copied)))
+    scores = 2 * sharing * width if modifiers.plain else 4 * heads * width  # of the mask alone, or of all scores
+    size = max(1, SCORE_BYTES // ((prompt_slots + end) * max(scores, copied)))
     outs = []
-    for i in range(0, count, size):
-        rows = chunk.part(slice(i, i + size))
+    for rows, query in zip(chunk.parts(size), query_NHSD.split(size), strict=True):
         key, value = (part[rows.row_N, :, :end] for part in cache)
         if prompt_cache is not None:
             of_prompt = (part[rows.prompt_N] for part in prompt_cache)
             key, value = (torch.cat(pair, 2) for pair in zip(of_prompt, (key, value), strict=True))
-        allowed = _chunk_mask(rows, prompt_slots, key.shape[2], modifiers.local)
-        outs.append(_attend(query_NHSD[i : i + size], key, value, allowed, scale, modifiers))
+        kind = prompt_slots, key.shape[2], modifiers.local
+        allowed = rows.keep(kind, partial(_chunk_mask, rows, *kind))
+        if modifiers.plain:
+            mask = rows.keep((*kind, sharing), partial(_folded_mask, allowed, sharing))
+            outs.append(_attend_folded(query, key, value, mask, scale))
+        else:
+            outs.append(capped_attention(query, key, value, allowed, scale, *_capped(modifiers)))
     return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
