@@ -20,11 +20,14 @@ import yaml
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from support import SUPPORT, command_line, fault_runs
+from support import command_line, fault_runs
 from support.processes import begun, vigneron
 from support.tiny_runs import tiny_recipe, write_data
+from vigneron.config import Config
 from vigneron.data import sources as data_sources
 from vigneron.run_data import stored
+from vigneron.training.run import Run
+from vigneron.training.setup import start
 
 REWARD = """
 import os, signal
@@ -116,35 +119,60 @@ def check_the_same(run: Path, other: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_stop_go_on_and_end_as_one_does(place: Path) -> None:
-    """Asked to stop in the third step, all ranks finish it and save; resumed, they end where one process ends that was
-    never stopped."""
+def test_two_processes_stop_are_killed_go_on_and_end_as_one_does(place: Path) -> None:
+    """Asked to stop in the third step, all ranks finish it and save. Resumed with sharded weights, one of them dies in
+    the fifth step: the last checkpoint is whole. From it one process ends where one ends that was never stopped; from
+    the first checkpoint two ranks do."""
     one(place, "train", "tiny.yaml", "--name", "one")
     (place / "stop").write_text("4")  # the first evaluation asks for a reward too
-    out, err = vigneron(place, "train", "tiny.yaml", "--name", "two", "--nproc", "2", code=128 + signal.SIGTERM)
-    done = records(place / "runs" / "two")[-1]["step"]
-    assert 3 <= done < 6
-    assert (place / "runs" / "two" / "checkpoints" / f"step-{done}" / "manifest.json").exists()
+    cut, two = place / "runs" / "cut", place / "runs" / "two"
+    out, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", "--nproc", "2", code=128 + signal.SIGTERM)
+    done = records(cut)[-1]["step"]
+    assert done == 3
+    assert (cut / "checkpoints" / f"step-{done}" / "manifest.json").exists()
     assert f"saved after step {done}" in out + err
     assert "Traceback" not in err
-    out, err = vigneron(place, "resume", "runs/two", "--nproc", "2")
+    shutil.copytree(cut, two)
+
+    (place / "kill").write_text("2")  # of this process's calls: the fifth step's
+    _, err = vigneron(place, "resume", "runs/cut", "--nproc", "2", "scale.shard=2", code=137)
+    check_killed(cut, err)
+    assert (cut / "checkpoints" / "step-4" / "manifest.json").exists()
+    compile_as_on_gpu(cut)
+    one(place, "resume", "runs/cut", "scale.shard=1")
+    check_the_same(cut, place / "runs" / "one")
+
+    out = of_two_ranks(place, fault_runs.command, ["resume", "runs/two"])
     words = [line.split()[0] for line in out.splitlines()]
     ended = ["result", "best", "run", "report", "chat", "view", "export"]
     assert [w for w in words if not w.endswith(":")] == [*["step"] * (6 - done), *ended]
-    assert err == ""
-    check_the_same(place / "runs" / "two", place / "runs" / "one")
-    AutoModelForCausalLM.from_pretrained(place / "runs" / "two" / "checkpoints" / "step-6")
+    check_the_same(two, place / "runs" / "one")
+    AutoModelForCausalLM.from_pretrained(two / "checkpoints" / "step-6")
+
+
+def check_killed(run: Path, err: str) -> None:
+    assert "rank 1 was killed by SIGKILL" in err
+    assert all(line.startswith(("error: ", "rank 1: ", "[transformers]")) for line in err.splitlines()), err
+    assert not (run / "checkpoints" / "step-6").exists()
+
+
+def compile_as_on_gpu(run: Path) -> None:
+    """As `auto` is resolved on a GPU, whoever resumes the run."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["model"]["compile"] = True
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         (["--nproc", "2", "scale.shard=2"], ["scale.shard=1"]),
-        pytest.param(["--nproc", "2"], [], marks=pytest.mark.cluster),
-        pytest.param(["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"], marks=pytest.mark.cluster),
-        pytest.param([], ["--nproc", "2"], marks=pytest.mark.cluster),
-        pytest.param([], ["--nproc", "2", "scale.shard=2"], marks=pytest.mark.cluster),
+        (["--nproc", "2"], []),
+        (["--nproc", "2", "scale.shard=2"], ["--nproc", "4", "scale.shard=2"]),
+        ([], ["--nproc", "2"]),
+        ([], ["--nproc", "2", "scale.shard=2"]),
     ],
 )
 def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list[str], after: list[str]) -> None:
@@ -154,8 +182,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
     if before:
         (place / "kill").write_text("6")  # the first evaluation asks for a reward too, and the one after step 3
         _, err = vigneron(place, "train", "tiny.yaml", "--name", "cut", *before, code=137)
-        assert "rank 1 was killed by SIGKILL" in err
-        assert all(line.startswith(("error: ", "rank 1: ", "[transformers]")) for line in err.splitlines()), err
+        check_killed(run, err)
     else:
         process = begun(place, "train", "tiny.yaml", "--name", "cut")
         while not (run / "checkpoints" / "step-2" / "manifest.json").exists():
@@ -163,9 +190,7 @@ def test_killed_and_resumed_on_another_number_of_ranks(place: Path, before: list
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert not (run / "checkpoints" / "step-6").exists()
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["compile"] = True  # as `auto` is resolved on a GPU, whoever goes on
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    compile_as_on_gpu(run)
     (vigneron if "--nproc" in after else one)(place, "resume", "runs/cut", *after)
     check_the_same(run, place / "runs" / "whole")
 
@@ -263,10 +288,30 @@ def test_bad_input_that_ranks_find_is_one_line(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_under_torchrun(place: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "vigneron", "train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "run"]
+    done = subprocess.run([*torchrun, *words], cwd=place, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(records(place / "runs" / "run")) == 1
+
+
+def train_with_other_model(log: str, words: list[str]) -> None:
+    """As a rank; on the second one's node the folder of the model has what is in `other`."""
+    build_run = start.build_run
+
+    def build_with_other(config: Config, *parts: Any) -> Run:
+        return build_run(config.model_copy(update={"model": config.model.model_copy(update={"name": "other"})}), *parts)
+
+    if os.environ["RANK"] == "1":
+        start.build_run = build_with_other  # type: ignore[assignment]
+    fault_runs.command(log, words)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "expected"),
     [
-        ("none", None),
         ("model", "rank 1: model: the folder"),
         pytest.param("weights", "has other weights than on rank 0", marks=pytest.mark.cluster),
         pytest.param(
@@ -276,29 +321,20 @@ def test_bad_input_that_ranks_find_is_one_line(place: Path) -> None:
         ),
     ],
 )
-def test_under_torchrun_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str | None) -> None:
+def test_an_odd_rank(place: Path, tiny_folder: Path, what: str, expected: str) -> None:
     """Its node has no files of the model, or others: nothing begins, a line says why."""
-    if what in ("model", "weights", "shapes") and shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed")
-    recipe = yaml.safe_load((place / "tiny.yaml").read_text()) | {"steps": 1, "eval_every": 0}
-    recipe["scale"] = {"shard": 2 if what == "shapes" else 1}
-    (place / "odd.yaml").write_text(yaml.safe_dump(recipe))
-    other = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_folder, place / "other"))
-    if what == "shapes":
-        other.resize_token_embeddings(300)
-    with torch.no_grad():
-        other.get_input_embeddings().weight.mul_(1.01)
-    other.save_pretrained(place / "other")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(SUPPORT / "odd_rank.py"), str(place), what, "odd.yaml", str(tiny_folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if expected is None:
-        assert done.returncode == 0, done.stderr
-        assert len(records(place / "runs" / "odd")) == 1
-        return
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, done.stderr
-    assert expected in lines[0]
+    (place / "other").mkdir()
+    if what != "model":
+        other = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_folder, place / "other", dirs_exist_ok=True))
+        if what == "shapes":
+            other.resize_token_embeddings(300)
+        with torch.no_grad():
+            other.get_input_embeddings().weight.mul_(1.01)
+        other.save_pretrained(place / "other")
+    words = ["train", "tiny.yaml", "steps=1", "eval_every=0", "--name", "odd"]
+    said = of_two_ranks(place, train_with_other_model, [*words, f"scale.shard={2 if what == 'shapes' else 1}"])
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert expected in line
     assert not (place / "runs" / "odd").exists()
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
 ROOT = TESTS.parent
-SUPPORT = TESTS / "support"
 
 
 def importing_support() -> dict[str, str]:
