@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 import typer.main
 
 from vigneron import yaml_text
+from vigneron.config import Config
 from vigneron.sources.embedders import BUNDLED_EMBEDDERS
+from vigneron.training import model_card
 
 # The machine's certificates are read once, not for every client; so are the options of all verbs, and the bundled
 # embedders.
@@ -39,3 +42,19 @@ def _data(text: str, loader_class: Any) -> Any:
 
 
 yaml_text._data = _data
+
+
+def _once_per_config(shown: Callable[[Config], str]) -> Callable[[Config], str]:
+    """Every checkpoint's card shows the run's config, and writing YAML is slow."""
+    texts: dict[str, str] = {}
+
+    def text(config: Config) -> str:
+        key = repr(config.model_dump())
+        if key not in texts:
+            texts[key] = shown(config)
+        return texts[key]
+
+    return text
+
+
+model_card._config_shown = _once_per_config(model_card._config_shown)
