@@ -1,6 +1,7 @@
 """Real HTTP servers on loopback, in threads of the test: one that answers by script, and one that embeds."""
 
 import json
+import os
 import signal
 import socket
 import struct
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 Headers = dict[str, str]
@@ -143,22 +145,30 @@ def serving(script: Script) -> Iterator[Server]:
         thread.join()
 
 
-def interrupted_twice(process: "subprocess.Popen[str]", when: Callable[[], bool]) -> float:
+def interrupted_twice(process: "subprocess.Popen[str] | BaseProcess", when: Callable[[], bool]) -> float:
     """Seconds from the second Ctrl-C to the end of the process, which goes on for at least a second after the first."""
+    assert process.pid is not None
     try:
         while not when():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=1)
-        assert process.poll() is None, "the first Ctrl-C waits for what is under way"
-        process.send_signal(signal.SIGINT)
+            assert not _ended(process, 0.01)
+        os.kill(process.pid, signal.SIGINT)
+        assert not _ended(process, 1), "the first Ctrl-C waits for what is under way"
+        os.kill(process.pid, signal.SIGINT)
         begun = time.monotonic()
-        process.communicate(timeout=30)
+        assert _ended(process, 30), "it hangs"
         return time.monotonic() - begun
     finally:
         process.kill()
+
+
+def _ended(process: "subprocess.Popen[str] | BaseProcess", timeout: float) -> bool:
+    """Whether it has ended after so many seconds at most."""
+    if isinstance(process, BaseProcess):
+        process.join(timeout)
+        return process.exitcode is not None
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=timeout)
+    return process.returncode is not None
 
 
 def free_port() -> int:

@@ -2,8 +2,6 @@
 
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 from zlib import crc32
 
@@ -95,10 +93,10 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
 def test_a_second_ctrl_c_stops_at_once_while_the_judge_hangs(tmp_path: Path, tiny_folder: Path) -> None:
     with serving(lambda seen, n: obliging(seen, n) if n < 5 else Sent(delay=60)) as server:
         file = recipe_file(tmp_path, tiny_folder, server.url, timeout_s=50.0)
-        command = [sys.executable, "-m", "vigneron", "train", str(file), "--name", "run"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        words = ["train", str(file), "--name", "run", "--runs", str(tmp_path)]
+        process = fault_runs.started(fault_runs.command, str(tmp_path / "log"), words)
         assert interrupted_twice(process, lambda: server.busy == 4) < 25
-        assert process.returncode == 130
+        assert process.exitcode == 130
         answers = sqlite3.connect(tmp_path / "cache" / "judges.sqlite").execute("SELECT COUNT(*) FROM answers")
         # The first question only finds out whether the judge is there, and is not kept.
         assert (answers.fetchone()[0], len(server.seen)) == (4, 9)

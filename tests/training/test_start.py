@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, safe_open, save_file
 
+from support import fault_runs
 from support.command_line import write_recipe
 from support.tiny_runs import Listener, final_state, run_python, tiny_config, write_data
 from vigneron import api
@@ -106,8 +105,10 @@ def test_the_command_shows_itself_before_torch_is_imported() -> None:
 @pytest.mark.slow
 def test_a_log_names_the_stages_from_the_first(tmp_path: Path, tiny_folder: Path) -> None:
     recipe = write_recipe(tmp_path, tiny_folder)
-    command = [sys.executable, "-m", "vigneron", "train", str(recipe), "--runs", str(tmp_path / "runs"), "--name", "a"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.splitlines()
+    log = tmp_path / "log"
+    words = ["train", str(recipe), "--runs", str(tmp_path / "runs"), "--name", "a"]
+    assert fault_runs.exit_code(fault_runs.command, str(log), words) == 0, log.read_text()
+    shown = log.read_text().splitlines()
     assert [line.partition(" s, ")[2] for line in shown if line.startswith("start: ")] == [
         "importing torch and transformers",
         "reading the data",

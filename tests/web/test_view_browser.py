@@ -14,24 +14,25 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
+from support import fault_runs
 from support.browser import served
 from support.view_data import IMAGE, SCRIPT, write_run
+from vigneron import api
+from vigneron.training.callbacks import Silent
 from vigneron.web.guard import KEY_HEADER, cookie_of, key_of
 from vigneron.web.view import view_app
 
 pytestmark = pytest.mark.slow
 
-PACED = """
-import sys, time
-from vigneron import api
-from vigneron.training.callbacks import Silent
 
 class Paced(Silent):
-    def step(self, run, metrics, batch, seconds):
+    def step(self, *_: Any) -> None:
         time.sleep(0.15)
 
-api.train(sys.argv[1], runs=sys.argv[2], name="live", view=Paced())
-"""
+
+def train_paced(recipe: str, runs: Path) -> None:
+    """As a process: slow enough to be watched."""
+    api.train(recipe, runs=runs, name="live", view=Paced())
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
     with served(view_app([runs])) as address:
         page.goto(address)
         page.get_by_text("no runs yet").wait_for()
-        training = subprocess.Popen([sys.executable, "-c", PACED, str(tmp_path / "live.yaml"), str(runs)])
+        training = fault_runs.started(train_paced, str(tmp_path / "live.yaml"), runs)
         try:
             page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=180_000)
             page.get_by_role("link", name="live", exact=True).click()
@@ -98,7 +99,7 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
             assert page.evaluate("window.sameDocument"), "it was loaded anew"
         finally:
             training.kill()
-            training.wait()
+            training.join()
         page.get_by_role("link", name="samples").click()
         page.get_by_text("1 to 4 of 4 samples of step 40").wait_for()
         page.goto("about:blank")  # before the server, which it asks for news, is gone
