@@ -15,6 +15,7 @@ from benchmarks.study_settings import chosen_rate
 from benchmarks import dense_study, pieces, study_store
 from support.tiny_models import long_tiny_folder
 from vigneron.core.intervals import seeds_and_rows_interval
+from vigneron.data.tasks import load_task
 from vigneron.report.paired_intervals import estimates
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 
@@ -27,6 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
 def test_it_runs_in_pieces_and_shows_its_tables(
     tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +54,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert {path.parent.name: path.stat().st_mtime_ns for path in runs.glob("*/result.json")} == done
     preferred = json.loads((runs / "preference" / "result.json").read_text())["preferred"]
     assert set(preferred) == {name for name in done if name.startswith("open-")}
-    assert {len(values) for values in preferred.values()} == {122}
+    assert {len(values) for values in preferred.values()} == {len(load_task("instructions").rows("held_out"))}
 
     archive, figure = tmp_path / "dense.tar.xz", tmp_path / "figure.svg"
     assert dense_study.main(["pack", str(runs), str(archive)]) == 0
@@ -68,6 +70,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
 def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(tmp_path: Path, model: str) -> None:
     setting = Setting(steps=4, eval_every=2, model=model)
     job = dense_study.opposites_job(setting, "binary", 1, 16, 2e-5, 0, tuned=True)
@@ -83,8 +86,9 @@ def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(tmp_path: Path, model: st
     assert whole is not None
     (run,) = arms_of([CollectedRun.read(tmp_path / "whole" / job.name)])
     (accuracy,) = [one for one in estimates([run]) if one.metric == "eval/accuracy"]
-    assert accuracy.rows == len(whole["scores"]["end"]) == 126, "`vigneron compare` reads the same rows"
-    assert accuracy.interval.mean == pytest.approx(sum(whole["scores"]["end"]) / 126, abs=1e-4)
+    rows = len(load_task("opposites-1").rows("held_out"))
+    assert accuracy.rows == len(whole["scores"]["end"]) == rows, "`vigneron compare` reads the same rows"
+    assert accuracy.interval.mean == pytest.approx(sum(whole["scores"]["end"]) / rows, abs=1e-4)
     logs = [(tmp_path / name / job.name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
     assert logs[0] == logs[1]
 

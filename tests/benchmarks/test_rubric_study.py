@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
 def test_it_runs_in_pieces_and_shows_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +60,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     }
     rows = read_result(runs, "grape-paper-seed-0")
     assert rows is not None
-    assert len(rows["scores"]["last"]) == len(rows["categories"]) == 180
+    assert len(rows["scores"]["last"]) == len(rows["categories"]) == len(load_task("forms").rows("held_out"))
     archive, figure = tmp_path / "rubric.tar.xz", tmp_path / "figure.svg"
     assert rubric_study.main(["pack", str(runs), str(archive)]) == 0
     assert rubric_study.main(["show", str(archive), "--figure", str(figure)]) == 0
