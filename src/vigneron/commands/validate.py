@@ -48,7 +48,7 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)
         yield f"parent {config.parent.model}: {cached} answers in the cache, {to_ask} to request"
-    shown = [*shown_rows(config, data, checks.tokenizer)]
+    shown = [*shown_rows(config, data, checks.tokenizer, checks.environments)]
     yield f"{name} is valid: {len(data.train)} training rows, {len(data.held_out)} held out"
     yield _size(config)
     yield from map(visible, shown)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from vigneron.config import EnvironmentOptions, PythonEnvironmentConfig, ToolsEnvironmentConfig
+from vigneron.config import EnvironmentOptions, GameConfig, PythonEnvironmentConfig, ToolsEnvironmentConfig
 from vigneron.data.prompts import Row, as_messages, numbered_like
+from vigneron.environments.game import game_class
 from vigneron.environments.reply import Environment
-from vigneron.environments.tools import MAX_CALLS, tool_environment
+from vigneron.environments.tools import MAX_CALLS, check_tools, tool_environment
 from vigneron.errors import UserError
-from vigneron.user_code import python_function
+from vigneron.user_code import check_call, check_method, python_function
 
 ASYNC_PATIENCE = 16
 """Tokens that others sample before an async reply is waited for."""
@@ -77,17 +78,27 @@ def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
     )
 
 
+def check_environment(config: EnvironmentOptions | None) -> None:
+    """Import the user's classes and functions, and raise for those that cannot be called as they will be."""
+    if isinstance(config, ToolsEnvironmentConfig):
+        check_tools(config.tools)
+    elif isinstance(config, GameConfig):
+        game_class(config)
+    elif isinstance(config, PythonEnvironmentConfig):
+        _of_class(config)
+
+
 def _of_class(config: PythonEnvironmentConfig) -> Environments:
     made = python_function(config.class_, "environment.class")
     called: Any = getattr(made, "reply", None) if inspect.isclass(made) else made
+    name = f"environment.class: '{config.class_}'"
     if called is None:
-        raise UserError(f"environment.class: '{config.class_}' has no method `reply(messages)`")
-    arguments: tuple[Any, ...] = (None, 0) if inspect.isclass(made) else ([], None, 0)
-    try:
-        inspect.signature(made).bind(*arguments, **config.options)
-    except TypeError as error:
-        form = "Class(row, seed, **options)" if inspect.isclass(made) else "reply(messages, row, seed, **options)"
-        raise UserError(f"environment.class: '{config.class_}' cannot be called as {form}: {error}") from error
+        raise UserError(f"{name} has no method `reply(messages)`")
+    if inspect.isclass(made):
+        check_call(made, name, "Class(row, seed, **options)", None, 0, **config.options)
+        check_method(made, "reply", name, "reply(messages)", [])
+    else:
+        check_call(made, name, "reply(messages, row, seed, **options)", [], None, 0, **config.options)
     make: Callable[[Row, int], Environment] = partial(made, **config.options)
     if not inspect.isclass(made):
         make = partial(_FunctionEnvironment, made, config.options)

@@ -5,12 +5,16 @@ first and whose turn it is; `play(turns)` gets the texts of the roles that playe
 async. Roles that the policy plays are trained, each as a sample of its own.
 """
 
+import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from vigneron.config import GameConfig
 from vigneron.environments.reply import BadReply, checked_log, checked_messages, checked_reward
+from vigneron.errors import UserError
 from vigneron.policy.message_forms import Message
+from vigneron.user_code import check_call, check_method, python_function
 
 Texts = str | Sequence[Message]
 
@@ -54,3 +58,23 @@ def checked_round(given: Any, roles: Sequence[str]) -> Round:
     messages = {role: checked_messages(texts) for role, texts in given.messages.items()}
     rewards = {role: checked_reward(reward) or 0.0 for role, reward in given.rewards.items()}
     return Round(tuple(given.to_play), messages, rewards, checked_log(given.log))
+
+
+def game_class(config: GameConfig) -> Any:
+    """The user's class. Raises for one that cannot be played as the config says."""
+    made: Any = python_function(config.class_, "environment.class")
+    name = f"environment.class: '{config.class_}'"
+    missing = [needed for needed in ("roles", "start", "play") if not hasattr(made, needed)]
+    if missing or not inspect.isclass(made):
+        what = f"no `{missing[0]}`" if missing else "to be a class"
+        raise UserError(f"{name} has {what}: a game has roles, start() and play(turns)")
+    game: Any = made
+    roles = tuple(game.roles)
+    if unknown := [role for role in config.players if role not in roles]:
+        raise UserError(f"environment.players: '{unknown[0]}' is none of the game's roles: {', '.join(roles)}")
+    if len(config.players) == len(roles):
+        raise UserError("environment.players: the policy plays no role: leave one out")
+    check_call(made, name, "Class(row, seed, **options)", None, 0, **config.options)
+    check_method(made, "start", name, "start()")
+    check_method(made, "play", name, "play(turns)", {})
+    return made

@@ -20,7 +20,7 @@ from vigneron.environments.tool_schema import Schema, WrongArguments, checked_ar
 from vigneron.errors import UserError, did_you_mean
 from vigneron.policy.message_forms import Message, copied
 from vigneron.threads import CallThreads, TooManyHang
-from vigneron.user_code import python_function
+from vigneron.user_code import check_call, python_function
 
 PYTHON = "python"
 TOOL_ERROR = "tool_error"
@@ -162,8 +162,12 @@ class ToolEnvironment:
 
 def _made(owner: type, row: Mapping[str, Any], seed: int) -> Any:
     """An object of a user's class, which may take the row and the seed."""
+    return owner(**_arguments(owner, row, seed))
+
+
+def _arguments(owner: type, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
     parameters = inspect.signature(owner).parameters
-    return owner(**{key: value for key, value in (("row", row), ("seed", seed)) if key in parameters})
+    return {key: value for key, value in (("row", row), ("seed", seed)) if key in parameters}
 
 
 @dataclass(frozen=True)
@@ -205,15 +209,24 @@ def tool_environment(
             f"{key}: the model's chat template has no known format of tool calls: use a model whose template has one "
             "(Qwen, Llama 3.1, Mistral, DeepSeek, GLM, gpt-oss, …), or an environment of your own that reads calls"
         )
+    if not names:
+        raise UserError(f"{key}: name at least one tool, `python` or `module:function`")
+    return ToolEnvironments(_named_tools(names, timeout_s, key), format, max_result_chars)
+
+
+def check_tools(names: Sequence[str], key: str = "environment.tools") -> None:
+    """Raise for functions and classes that cannot be tools. No sandbox is looked for, and no template is needed."""
+    _named_tools([name for name in names if name != PYTHON], 30.0, key)
+
+
+def _named_tools(names: Sequence[str | Callable[..., Any]], timeout_s: float, key: str) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for name in names:
         for tool in _tools(name, timeout_s, key):
             if tool.name in tools:
                 raise UserError(f"{key}: two tools have the name '{tool.name}': rename one")
             tools[tool.name] = tool
-    if not tools:
-        raise UserError(f"{key}: name at least one tool, `python` or `module:function`")
-    return ToolEnvironments(tools, format, max_result_chars)
+    return tools
 
 
 def _tools(name: str | Callable[..., Any], timeout_s: float, key: str) -> list[Tool]:
@@ -228,6 +241,8 @@ def _tools(name: str | Callable[..., Any], timeout_s: float, key: str) -> list[T
         methods = [method for attribute, method in members if not attribute.startswith("_")]
         if not methods:
             raise UserError(f"the class '{given.__name__}' has no public method, which would be a tool")
+        arguments = _arguments(given, {}, 0)
+        check_call(given, f"the class '{given.__name__}'", f"{given.__name__}({', '.join(arguments)})", **arguments)
         return [Tool(tool_schema(method), method, given, timeout_s) for method in methods]
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(f"{key}:") else f"{key}: {error}") from error

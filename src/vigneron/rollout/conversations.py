@@ -63,7 +63,7 @@ class Transcript:
 
 
 class Conversations:
-    """Answers the turns of a request (`Replies`): sample i transcripts with the environment of row i."""
+    """Answers the turns of a request (`Replies`): sample i talks with the environment of row i."""
 
     def __init__(
         self,

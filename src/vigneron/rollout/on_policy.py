@@ -35,7 +35,7 @@ class OnPolicy:
     stop: tuple[str, ...] = ()
     """Strings that end a completion, or a turn."""
     environments: Environments | None = None
-    """What the model transcripts with; None: it answers once."""
+    """What the model talks with; None: it answers once."""
 
     @classmethod
     def of(cls, config: Config, policy: Policy, sampling: Sampling | None) -> "OnPolicy":

@@ -3,7 +3,6 @@
 All episodes go on together, round by round. Samples of one role and row are a group: a role is compared with itself.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from vigneron.core.draws import draw_keys
 from vigneron.data.prompts import Row, columns_of
 from vigneron.distributed import ranks
 from vigneron.environments.calls import CallFailed, Calls, raised
-from vigneron.environments.game import Game, Round, checked_round
+from vigneron.environments.game import Game, Round, checked_round, game_class
 from vigneron.environments.reply import BadReply
 from vigneron.errors import UserError
 from vigneron.policy.message_forms import copied
@@ -27,7 +26,6 @@ from vigneron.rollout.on_policy import OnPolicy
 from vigneron.selfplay.players import PLAYERS, HowToSample, build_player, policy_player
 from vigneron.selfplay.seat import Seat
 from vigneron.timing import phase
-from vigneron.user_code import python_function
 
 ROLE = "role"
 """The column with the role of a sample."""
@@ -234,23 +232,8 @@ class Episodes:
 
 def build(parts: RolloutParts, options: GameConfig) -> Games:
     """The rollout of a config with `environment.kind: game`."""
-    made: Any = python_function(options.class_, "environment.class")
-    missing = [name for name in ("roles", "start", "play") if not hasattr(made, name)]
-    if missing or not inspect.isclass(made):
-        what = f"no `{missing[0]}`" if missing else "to be a class"
-        raise UserError(f"environment.class: '{options.class_}' has {what}: a game has roles, start() and play(turns)")
-    game: Any = made
+    game = game_class(options)
     roles = tuple(game.roles)
-    if unknown := [role for role in options.players if role not in roles]:
-        raise UserError(f"environment.players: '{unknown[0]}' is none of the game's roles: {', '.join(roles)}")
-    if len(options.players) == len(roles):
-        raise UserError("environment.players: the policy plays no role: leave one out")
-    try:
-        inspect.signature(made).bind(None, 0, **options.options)
-    except TypeError as error:
-        raise UserError(
-            f"environment.class: '{options.class_}' cannot be called as Class(row, seed, **options): {error}"
-        ) from error
     device = str(parts.policy.device)
     players = {r: build_player(config, r, device, options.concurrency) for r, config in options.players.items()}
     assert isinstance(parts.default, OnPolicy)

@@ -1,6 +1,7 @@
 """What is checked of a recipe before any weights are loaded: by `vigneron train` first, and by `vigneron validate`.
 
-No judge and no parent is asked. Of the user's code, the reward and the checker are called on a row or two.
+No judge and no parent is asked. Of the user's code, the reward and the checker are called on a row or two;
+an environment is imported, and not called.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config
+from vigneron.config import Config, GameConfig
 from vigneron.data.prompts import Row, completion_text
+from vigneron.environments.build import Environments, build_environments
 from vigneron.errors import nearest
 from vigneron.files import user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
@@ -19,7 +21,7 @@ from vigneron.run_data.load import Data
 from vigneron.run_store.folder import run_names
 from vigneron.timing import phase
 from vigneron.training.setup.quick_checks import quick_checks
-from vigneron.training.setup.rendered_rows import check_template, has_conversations
+from vigneron.training.setup.rendered_rows import check_template, has_conversations, prepare_template
 
 MEASURED_ROWS = 500
 """The first rows of a part whose answers are tokenized."""
@@ -32,6 +34,8 @@ class Preflight:
 
     notices: tuple[str, ...]
     tokenizer: Any = None
+    environments: Environments | None = None
+    """Those of the config, where the tokenizer is known and the model is sampled in conversations."""
 
 
 def preflight(config: Config, data: Data) -> Preflight:
@@ -47,7 +51,8 @@ def model_checks(config: Config, data: Data) -> Preflight:
     check_tokenizer_files(config.model.name)
     notices = [*name_notices(config.model.name)]
     tokenizer, long = None, list(_long_answers(config, data))
-    talks = has_conversations(data)
+    environment = None if isinstance(config.environment, GameConfig) else config.environment
+    talks = has_conversations(data) or environment is not None
     if talks or long:
         model = config.model
         tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code, convert=talks)
@@ -55,9 +60,14 @@ def model_checks(config: Config, data: Data) -> Preflight:
         notices += length_notices(config, long, tokenizer)
     if talks and tokenizer is None:
         notices.append(NO_TOKENIZER)
-    elif talks:
-        check_template(config, data, tokenizer)
-    return Preflight(tuple(notices), tokenizer)
+        return Preflight(tuple(notices))
+    environments = None
+    if talks:
+        prepare_template(config, tokenizer)
+        environments = build_environments(environment, tokenizer)
+        notices += [] if environments is None else environments.notices
+        check_template(config, data, tokenizer, environments)
+    return Preflight(tuple(notices), tokenizer, environments)
 
 
 def name_notices(name: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from vigneron.config import Config
+from vigneron.environments.build import check_environment
 from vigneron.rewards.trial import try_user_functions
 from vigneron.run_data.load import Data
 
@@ -15,7 +16,9 @@ CRITIC_RATES = (1e-7, 1e-2)
 
 
 def quick_checks(config: Config, data: Data) -> list[str]:
-    """Raise for a reward or checker of the user's own that fails on the rows. Returns notices."""
+    """Raise for a reward or checker of the user's own that fails on the rows, and for an environment that cannot be
+    used. Returns notices."""
+    check_environment(config.environment)
     notices = try_user_functions(config, data.train, data.held_out)
     return [*notices, *rate_notices(config), *row_notices(config, data)]
 

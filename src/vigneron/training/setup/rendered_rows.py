@@ -7,6 +7,7 @@ from vigneron.config import Config
 from vigneron.data.formats import answered, conversation_of
 from vigneron.data.prompts import NumberedRow, Row, completion_text, in_row, numbered, prompt_of
 from vigneron.data.rows import longest_of
+from vigneron.environments.build import Environments
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
 from vigneron.policy.chat_template import check_date, set_date
 from vigneron.rollout.demonstrations import continuation
@@ -27,27 +28,31 @@ def has_conversations(data: Data) -> bool:
     return any(not isinstance(row["prompt"], str) for rows in (data.train, data.held_out) for row in _first(rows))
 
 
-def check_template(config: Config, data: Data, tokenizer: Any) -> None:
-    """Raise for rows of both parts that the model's chat template cannot write."""
+def prepare_template(config: Config, tokenizer: Any) -> None:
+    """Let the tokenizer write conversations as it will in the run."""
     model = config.model
     if model.chat == "minted":
         mint(tokenizer)
     check_date(tokenizer, model.chat_date)
     set_template_defaults(tokenizer, model.chat_template_kwargs)
     set_date(model.chat_date)
+
+
+def check_template(config: Config, data: Data, tokenizer: Any, environments: Environments | None = None) -> None:
+    """Raise for rows of both parts that the model's chat template cannot write."""
     for part in PARTS:
-        for row in _checked(config, getattr(data, part), part):
-            _of_row(config, tokenizer, row, part)
+        for row in _checked(config, getattr(data, part), part, talks=environments is not None):
+            _of_row(config, tokenizer, row, part, environments)
 
 
-def shown_rows(config: Config, data: Data, tokenizer: Any) -> Iterator[str]:
-    """The first rows as text, with what is trained or sampled between » and «. Conversations need the tokenizer, which
-    `check_template` has prepared."""
+def shown_rows(config: Config, data: Data, tokenizer: Any, environments: Environments | None = None) -> Iterator[str]:
+    """The first rows as text, with what is trained or sampled between » and «; before the first turn with an
+    environment. Conversations need the tokenizer, prepared by `prepare_template`."""
     rows = [row for row in _first(data.train)[:SHOWN] if isinstance(row["prompt"], str) or tokenizer is not None]
     if rows:
         yield "the first rows as the model gets them, with what is trained or sampled between » and «:"
     for number, row in enumerate(rows, start=1):
-        text = _of_row(config, tokenizer, row, "train")
+        text = _of_row(config, tokenizer, row, "train", environments)
         cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
         yield f"  row {number}: {cut!r}"
     if rows and not isinstance(rows[0]["prompt"], str) and config.method.reads not in ("prompts", "recorded"):
@@ -58,20 +63,22 @@ def _first(rows: Sequence[Row]) -> list[Row]:
     return [rows[index] for index in range(min(FIRST, len(rows)))]
 
 
-def _checked(config: Config, rows: Sequence[Row], part: str) -> Iterator[Row]:
-    """Conversations: of up to 2000 rows all."""
+def _checked(config: Config, rows: Sequence[Row], part: str, *, talks: bool) -> Iterator[Row]:
+    """Conversations: of up to 2000 rows all. With `talks` a text begins one."""
     indices: Any = longest_of(rows, measured_columns(config, part)) if rows else []
     for index in sorted({*range(min(FIRST, len(rows))), *map(int, indices)}):
         row = rows[index]
-        if not isinstance(row["prompt"], str):
+        if talks or not isinstance(row["prompt"], str):
             yield row if isinstance(row, NumberedRow) else NumberedRow(row, index + 1)
 
 
-def _of_row(config: Config, tokenizer: Any, row: Row, part: str) -> str:
+def _of_row(config: Config, tokenizer: Any, row: Row, part: str, environments: Environments | None) -> str:
     place = numbered(row, 0, PARTS[part])
     reads = config.method.reads
     if part == "held_out" and reads == "demonstrations":  # only its prompt is used
         reads = "prompts"
+    if environments is not None and reads == "prompts":
+        row = environments.prepared(row)
     sides = ("rejected", "chosen") if reads == "pairs" else ("answer",)
     for side in sides:
         given = answered(prompt_of(row), row[side]) if reads == "pairs" else row
