@@ -196,8 +196,8 @@ def test_an_environment_that_fails_takes_its_sample_out_and_no_other() -> None:
     assert errors[1].startswith("raised RuntimeError: no seat (test_conversations.py, line ")
     assert errors[1].endswith(" when it was made")
     assert errors[4].startswith("raised KeyError: 'lost' (test_conversations.py, line ")
-    assert errors[7] == "it should return a Reply or a text, not float"
-    assert errors[8] == "`reward` should be a finite number or None, not nan"
+    assert errors[7] == "gave no valid reply: a Reply or a text is needed, not float"
+    assert errors[8] == "gave no valid reply: `reward` should be a finite number or None, not nan"
     assert errors[10] == "called exit(3)"
     assert [i for i, earned in enumerate(batch.samples.extras["environment_reward"]) if earned is None] == [
         1,

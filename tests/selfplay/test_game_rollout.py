@@ -104,7 +104,7 @@ def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch
     rewards = batch.samples.extras["environment_reward"]
     assert [reward is None for reward in rewards] == failed
     for bad, message in (
-        ("x", "it should return a Round, not str"),
+        ("x", "gave no valid reply: a Round is needed, not str"),
         (Round("ann"), "`to_play` should be a list of roles, not 'ann'"),
         (Round(["ann", "ann"]), "`to_play` names a role twice"),
         (Round(None), "`to_play` should be a list of roles, not None"),  # type: ignore[arg-type]

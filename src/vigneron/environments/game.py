@@ -43,7 +43,7 @@ class Game(Protocol):
 def checked_round(given: Any, roles: Sequence[str]) -> Round:
     """The round, its messages as lists."""
     if not isinstance(given, Round):
-        raise BadReply(f"it should return a Round, not {type(given).__name__}")
+        raise BadReply(f"a Round is needed, not {type(given).__name__}")
     if isinstance(given.to_play, str) or not isinstance(given.to_play, Sequence):
         raise BadReply(f"`to_play` should be a list of roles, not {given.to_play!r}")
     if len(set(given.to_play)) < len(given.to_play):

@@ -43,7 +43,10 @@ class Environment(Protocol):
 
 
 class BadReply(Exception):
-    """An environment's answer that cannot be used; the text says why."""
+    """An environment's answer that cannot be used; the text says why, and follows "the environment" or "it"."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"gave no valid reply: {why}")
 
 
 def checked_reply(given: Any) -> Reply:
@@ -51,7 +54,7 @@ def checked_reply(given: Any) -> Reply:
     if isinstance(given, str):
         given = Reply(given)
     if not isinstance(given, Reply):
-        raise BadReply(f"it should return a Reply or a text, not {type(given).__name__}")
+        raise BadReply(f"a Reply or a text is needed, not {type(given).__name__}")
     if str(given.done) not in ("True", "False"):  # numpy's are fine
         raise BadReply(f"`done` should be True or False, not {given.done!r}")
     done = bool(given.done)

@@ -101,8 +101,8 @@ def _cut_completions(steps: Sequence[Record]) -> str | None:
 
 def _missing_rewards(steps: Sequence[Record]) -> str | None:
     missing = steps[-1].get("reward_missing", 0) if steps else 0
-    if not missing:
-        return None
+    if not missing or steps[-1].get("turns/failed"):
+        return None  # `conversation_warnings` says why
     return (
         f"{missing} {'sample' if missing == 1 else 'samples'} of a step without a reward (the judge, the parent or the "
         "function returned none): ignored in the group and in the loss. Above reward.missing_limit the run stops"

@@ -18,6 +18,7 @@ from vigneron.run_store.speed import speed_of
 from vigneron.run_store.status import State, status_of, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View, show_evaluation
+from vigneron.training.conversation_alerts import conversation_warnings
 from vigneron.training.garbage import unwatched_objects
 from vigneron.training.method import Metrics
 from vigneron.training.metrics import batch_metrics
@@ -137,7 +138,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
             run.folder.append("timings.jsonl", record)
             curves.add({"step": run.step, **metrics, **speed_of(record)})
             view.step(run, metrics, batch, seconds)
-            output.alert(run.step, metrics, run.warnings(metrics), view)
+            output.alert(run.step, metrics, run.warnings(metrics), view, conversation_warnings(batch, config))
             output.saver.check()
             stopping = ranks.any_rank(stop.signal_number)
             if stopping and run.async_rollout is not None:

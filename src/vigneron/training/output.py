@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -107,12 +107,16 @@ class RunOutput:
             self.trackers = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
         self.trackers.log(step, metrics)
 
-    def alert(self, step: int, metrics: Metrics, warnings: list[str], view: View) -> None:
-        """Show and keep the warnings of a step, and those that its metrics and the ones before call for, each once.
-        Raises if the samples are not the policy's."""
+    def alert(
+        self, step: int, metrics: Metrics, warnings: list[str], view: View, by_subject: Mapping[str, str]
+    ) -> None:
+        """Show and keep the warnings of a step, and those that its metrics and the ones before call for, each once, and
+        of each subject one. Raises if the samples are not the policy's."""
         mismatch = mismatch_warning(metrics, self.mismatch)
         notices = [Notice(step, text, "warning") for text in warnings]
-        notices += [Notice(step, text, "warning", about) for about, text in self.history.warnings().items()]
+        notices += [
+            Notice(step, text, "warning", about) for about, text in {**by_subject, **self.history.warnings()}.items()
+        ]
         if any(name.startswith("eval/") for name in metrics) and HELD_OUT_FALLS not in self.notified:
             config, rewards = self.config.model_dump(mode="json"), self.history.risen_rewards()
             falling = falling_held_out(self.folder.path, config, self.history.evaluations, rewards)
