@@ -26,9 +26,7 @@ def test_the_first_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     model = {"name": str(talking_folder(tmp_path / "model")), "device": "cpu"}
-    run = api.train(
-        "undercut.yaml", runs=tmp_path / "runs", model=model, steps=1, prompts_per_step=1, group_size=2, save_every=0
-    )
+    run = api.train("undercut.yaml", runs=tmp_path / "runs", model=model, steps=1, save_every=0)
     (record,) = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert record["turns/failed"] == 0
     assert record["roles/left/reward"] == -record["roles/right/reward"]
