@@ -68,6 +68,7 @@ def test_eval_runs_the_environment_and_shows_its_conversations(run: Path) -> Non
     assert metrics["turns/mean"] == asked / 3 > 1
     assert metrics["reward"] == pytest.approx(metrics["turns/reward/1"] + metrics["turns/reward/2"], abs=1e-3)
     assert said.count("--- sample ") == 2
+    assert re.search(r"^--- sample 0, reward \S+ ---\nuser: x\nassistant: ", said, re.MULTILINE)
     assert "user: 1?" in said
     assert "  [reward " in said
 

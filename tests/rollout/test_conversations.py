@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -210,6 +211,21 @@ def test_an_environment_that_fails_takes_its_sample_out_and_no_other() -> None:
     plain = talked()
     for i in (0, 2, 3, 5, 6, 9, 11):
         assert batch.samples.completions[i] == plain.samples.completions[i]
+
+
+class Unpaid(Counting):
+    """Gives no reward."""
+
+    def reply(self, messages: list[dict[str, Any]]) -> Reply:
+        return replace(super().reply(messages), reward=None)
+
+
+def test_a_turn_without_a_reward_earns_nothing_and_shows_none() -> None:
+    batch = talked(Unpaid)
+    assert set(batch.samples.extras["environment_reward"]) == {0.0}
+    assert not any("reward" in message for talk in batch.samples.extras["conversation"] for message in talk)
+    assert "turns/reward/1" not in batch.signals.metrics
+    assert "turns/reward/1" in talked().signals.metrics
 
 
 def test_whatever_the_reward_a_failed_sample_has_none() -> None:

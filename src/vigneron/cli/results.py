@@ -118,7 +118,8 @@ def evaluate(
         for sample in completions[:show]:
             reward = "missing" if sample.reward is None else f"{sample.reward:.4g}"
             role = f", {sample.extras['role']}" if "role" in sample.extras else ""
-            say(out, "\n".join([f"--- sample {sample.sample}{role}, reward {reward} ---", *conversation_lines(sample)]))
+            heading = f"--- sample {sample.sample}{role}, reward {reward} ---"
+            say(out, "\n".join([heading, sample.prompt, *conversation_lines(sample)]))
     elif show and completions:
         out.print(samples_table(completions[:show]))
     out.print(metrics_table(metrics))

@@ -142,7 +142,8 @@ def _ending(sample: Sample) -> str:
         return "--- over ---"
     turns = sum(turn.model for turn in talk.turns)
     who = "the environment failed" if talk.error else "cut off" if talk.ended else "the environment ended it"
-    reward = "" if talk.error else f", reward {sum(turn.reward or 0.0 for turn in talk.turns):.4g}"
+    rewards = [turn.reward for turn in talk.turns if turn.reward is not None]
+    reward = f", reward {sum(rewards):.4g}" if rewards and not talk.error else ""
     return f"--- over after {turns} turn{'s' * (turns != 1)}{reward}: {who} ---"
 
 

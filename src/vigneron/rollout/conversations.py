@@ -54,12 +54,17 @@ class Transcript:
     messages: list[Message] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
     """The tokens of each turn of the policy, from the end of the prompt."""
-    rewards: list[float] = field(default_factory=list)
-    """Of each turn."""
+    rewards: list[float | None] = field(default_factory=list)
+    """Of each turn; None where the environment gave none, which counts as 0."""
     logs: list[dict[str, Any]] = field(default_factory=list)
     cut: Literal["length", "context", "turns"] | None = None
     """Why it ended before the environment ended it: a turn that was cut, no more room, or no more turns."""
     error: str | None = None
+
+    @property
+    def earned(self) -> tuple[float, ...]:
+        """By each turn."""
+        return tuple(reward or 0.0 for reward in self.rewards)
 
 
 class Conversations:
@@ -162,7 +167,8 @@ class Conversations:
         except (CallFailed, BadReply) as error:
             transcript.error = str(error)
             return
-        transcript.rewards[-1] += reply.reward or 0.0
+        if reply.reward is not None:
+            transcript.rewards[-1] = (transcript.rewards[-1] or 0.0) + reply.reward
         transcript.logs[-1] |= dict(reply.log)
 
     def _next(self, sample: int) -> Draft | None:
@@ -176,7 +182,7 @@ class Conversations:
         except (CallFailed, BadReply) as error:
             transcript.error = str(error)
             return None
-        transcript.rewards.append(reply.reward or 0.0)
+        transcript.rewards.append(reply.reward)
         transcript.logs.append(dict(reply.log))
         if reply.done:
             transcript.cut = None if turn.ended else "length"
@@ -253,8 +259,8 @@ def converse(
 def transcript_extras(transcripts: Sequence[Transcript]) -> dict[str, tuple[Any, ...]]:
     """What is kept with each sample."""
     return {
-        REWARD: tuple(None if transcript.error is not None else sum(transcript.rewards) for transcript in transcripts),
-        EARNED: tuple(tuple(transcript.rewards) for transcript in transcripts),
+        REWARD: tuple(None if transcript.error is not None else sum(transcript.earned) for transcript in transcripts),
+        EARNED: tuple(transcript.earned for transcript in transcripts),
         CONVERSATION: tuple(_with_rewards(transcript) for transcript in transcripts),
         "turns": tuple(len(transcript.spans) for transcript in transcripts),
         "cut": tuple(transcript.cut for transcript in transcripts),
@@ -279,8 +285,9 @@ def transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
         "turns/cut": sum(transcript.cut == "turns" for transcript in transcripts) / count,
         "turns/failed": sum(transcript.error is not None for transcript in transcripts) / count,
     }
-    for turn in range(max(len(transcript.rewards) for transcript in transcripts)):
-        earned = [transcript.rewards[turn] for transcript in transcripts if len(transcript.rewards) > turn]
+    rewarded = any(reward is not None for transcript in transcripts for reward in transcript.rewards)
+    for turn in range(max(len(transcript.rewards) for transcript in transcripts) if rewarded else 0):
+        earned = [transcript.earned[turn] for transcript in transcripts if len(transcript.rewards) > turn]
         metrics[f"turns/reward/{turn + 1}"] = sum(earned) / len(earned)
     numbers: dict[str, float] = {}
     for log in (log for transcript in transcripts for log in transcript.logs):

@@ -98,7 +98,7 @@ class Games:
         )
         metrics = transcript_metrics(transcripts) | {"turns/failed": len(episodes.failures()) / len(episodes.rows)}
         for role in trained:
-            earned = [sum(s.transcript.rewards) for s in seats if s.role == role and s.transcript.error is None]
+            earned = [sum(s.transcript.earned) for s in seats if s.role == role and s.transcript.error is None]
             if earned:
                 metrics[f"roles/{role}/reward"] = sum(earned) / len(earned)
         signals = Signals(excluded_B=truncated_B if self.on_policy.mask_truncated else None, metrics=metrics)

@@ -58,6 +58,6 @@ class Seat:
     def earn(self, reward: float) -> None:
         """For its last turn; what comes before its first turn counts for that one."""
         if self.transcript.rewards:
-            self.transcript.rewards[-1] += reward
+            self.transcript.rewards[-1] = self.transcript.earned[-1] + reward
         else:
             self.early_reward += reward
