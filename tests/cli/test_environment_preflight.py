@@ -62,6 +62,11 @@ class Duel:
 
     def play(self, turns):
         return Round()
+
+
+class Fair(Duel):
+    def start(self):
+        return Round()
 '''
 
 
@@ -73,7 +78,9 @@ def checked(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "preflight_environments.py").write_text(CODE)
     model = tmp_path / "model"
     shutil.copytree(tiny_folder, model)
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "What does a pen cost?"}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(
+        json.dumps({"prompt": "What does a pen cost?", "answer": "one and a half"}) + "\n"
+    )
 
     def run(environment: dict[str, Any], verb: str = "validate", chat_template: str | None = None) -> Any:
         if verb == "train":
@@ -138,3 +145,11 @@ def test_the_first_rows_are_shown_with_the_tools_and_no_environment_is_made(chec
 def test_a_template_that_does_not_show_the_tools_is_noted(checked: Any) -> None:
     answer = checked(tools("price"), chat_template=template("deepseekv3"))
     assert "note: the model's chat template does not show the tools to the model: describe them in" in answer.out
+
+
+def test_of_a_game_no_row_is_shown_and_an_answer_may_take_several_turns(checked: Any) -> None:
+    shown = checked(own("Fair", kind="game")).out
+    assert "100 steps of 2 games (1 prompts × 2), for each role up to 2 turns of 4 new tokens: 200 games" in shown
+    assert "What does a pen cost?" not in shown
+    assert "max_new_tokens" not in shown + checked(own("Fine")).out
+    assert "max_new_tokens: 4 is too short" in checked(tools("price"), chat_template=template("qwen2_5")).out

@@ -1,11 +1,12 @@
 """Without the package, or with a version that has no environments of this kind: one line that says what to install."""
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from vigneron.environments import verifiers_package
+from vigneron.environments import verifiers_adapter, verifiers_package
 from vigneron.errors import UserError
 
 
@@ -27,3 +28,14 @@ def test_a_version_without_these_environments(monkeypatch: pytest.MonkeyPatch) -
         UserError, match=r"verifiers 0.4.0 has no `load_environment`: pip install 'vigneron\[verifiers\]'"
     ):
         package()
+
+
+def test_the_command_that_writes_rows_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    verifiers_package._package.cache_clear()
+    with pytest.raises(SystemExit, match="2"):
+        verifiers_adapter.main(["wordle", "--out", str(tmp_path / "out")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: environment: the package verifiers is not installed")

@@ -191,6 +191,22 @@ def test_what_is_missing_is_said(tmp_path: Path, values: Any, verdict: Verdict, 
     assert (found.verdict, outcome_text(found)) == (verdict, text)
 
 
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        ({"train": "a.jsonl"}, "data.held_out=FILE and eval_every=10 show"),
+        ({"train": "a.jsonl", "held_out": "b.jsonl"}, "eval_every=10 shows"),
+        ({"task": "antonyms"}, "eval_every=10 shows"),
+    ],
+)
+def test_a_run_without_evaluation_is_told_the_keys_that_it_lacks(
+    tmp_path: Path, data: dict[str, str], keys: str
+) -> None:
+    folder = make_run(tmp_path, {}, data=data)
+    ((_, text),) = next_steps(read(folder), status_of(folder.path))
+    assert text == f"{keys} whether the model gets better on rows it never saw"
+
+
 def test_a_zero_is_shown_and_comes_last_where_answers_are_free_text(tmp_path: Path) -> None:
     """Texts of one's own, scored by a function: the reward says more than an exact match that never happens."""
     reward = {"kind": "python", "function": "rewards:f"}

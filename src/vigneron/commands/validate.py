@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from vigneron.commands.memory_lines import memory_lines
-from vigneron.config import Config, ModelConfig
+from vigneron.config import Config, GameConfig, ModelConfig
 from vigneron.errors import visible
 from vigneron.policy.architecture import (
     NO_ENCODERS,
@@ -113,10 +113,12 @@ def _size(config: Config) -> str:
         rows = {"recorded": "recorded samples"}.get(config.method.reads, config.method.reads)
         return f"{config.steps} steps of {config.prompts_per_step} {rows}"
     samples, each = config.prompts_per_step * config.group_size, f"up to {config.max_new_tokens} new tokens each"
+    what, talk = "samples", "conversations of"
+    if isinstance(config.environment, GameConfig):
+        what, talk = "games", "for each role"
     if config.environment is not None:
-        turns = config.environment.max_turns
-        each = f"conversations of up to {turns} turns of {config.max_new_tokens} new tokens"
+        each = f"{talk} up to {config.environment.max_turns} turns of {config.max_new_tokens} new tokens"
     return (
-        f"{config.steps} steps of {samples} samples ({config.prompts_per_step} prompts × {config.group_size}), "
-        f"{each}: {config.steps * samples} samples in total"
+        f"{config.steps} steps of {samples} {what} ({config.prompts_per_step} prompts × {config.group_size}), "
+        f"{each}: {config.steps * samples} {what} in total"
     )

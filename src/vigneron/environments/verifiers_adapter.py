@@ -21,6 +21,7 @@ or the context cuts, which the environment sees as a prompt that is too long.
 import argparse
 import asyncio
 import json
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -220,8 +221,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--args", type=json.loads, default={}, help="its arguments, as a JSON object")
     parser.add_argument("--out", type=Path, required=True, help="a folder for train.jsonl and held_out.jsonl")
     given = parser.parse_args(arguments)
-    for path in write_rows(given.env, given.args, given.out):
-        print(path)
+    try:
+        for path in write_rows(given.env, given.args, given.out):
+            print(path)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

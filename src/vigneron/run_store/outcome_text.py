@@ -15,6 +15,7 @@ from vigneron.run_store.outcome import Outcome, outcome_json, stored_outcome
 from vigneron.run_store.status import RunStatus
 from vigneron.values import short
 
+HELD_OUT_KEYS = "data.held_out=FILE and eval_every=10 show"
 LOWER_LR = 3.0
 """A learning rate to try next, where the run made things worse: this times lower."""
 POWER = 2.04
@@ -84,7 +85,9 @@ def best_text(outcome: Outcome) -> str:
 def next_steps(outcome: Outcome, status: RunStatus) -> list[tuple[str, str]]:
     """One or two things to do, each with its name: a command, or a sentence."""
     if outcome.verdict == "not evaluated":
-        return [("try", "data.held_out=FILE and eval_every=10 show whether the model gets better on rows it never saw")]
+        data = _part(status.config, "data")
+        keys = "eval_every=10 shows" if data.get("task") or data.get("held_out") else HELD_OUT_KEYS
+        return [("try", f"{keys} whether the model gets better on rows it never saw")]
     if outcome.verdict == "worse":
         return _after_worse(outcome, status)
     if outcome.verdict == "undecided":

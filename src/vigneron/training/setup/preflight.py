@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vigneron.config import Config, GameConfig
+from vigneron.config import Config, GameConfig, PythonEnvironmentConfig
 from vigneron.data.prompts import Row, completion_text
 from vigneron.environments.build import Environments, build_environments
 from vigneron.errors import nearest
@@ -82,7 +82,9 @@ def name_notices(name: str) -> Iterator[str]:
 
 def _long_answers(config: Config, data: Data) -> Iterator[tuple[str, list[str]]]:
     """The parts of the data with an answer of more bytes than `max_new_tokens`, and their answers: a token has at
-    least one byte."""
+    least one byte. An answer to an environment may be given in several turns."""
+    if isinstance(config.environment, PythonEnvironmentConfig | GameConfig):
+        return
     parts: dict[str, Sequence[Row]] = {"held-out": data.held_out}
     if config.method.reads == "prompts":
         parts = {"training": data.train, **parts}

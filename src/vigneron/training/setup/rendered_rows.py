@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vigneron.config import Config
+from vigneron.config import Config, GameConfig
 from vigneron.data.formats import answered, conversation_of
 from vigneron.data.prompts import NumberedRow, Row, completion_text, in_row, numbered, prompt_of
 from vigneron.data.rows import longest_of
@@ -49,6 +49,8 @@ def shown_rows(config: Config, data: Data, tokenizer: Any, environments: Environ
     """The first rows as text, with what is trained or sampled between » and «; before the first turn with an
     environment. Conversations need the tokenizer, prepared by `prepare_template`."""
     rows = [row for row in _first(data.train)[:SHOWN] if isinstance(row["prompt"], str) or tokenizer is not None]
+    if isinstance(config.environment, GameConfig) and config.method.reads == "prompts":
+        rows = []  # the game writes what is read
     if rows:
         yield "the first rows as the model gets them, with what is trained or sampled between » and «:"
     for number, row in enumerate(rows, start=1):
