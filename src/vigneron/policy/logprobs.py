@@ -55,7 +55,9 @@ class Critic:
     def of(
         cls, policy: Policy, position: ValuePosition, *, own_network: bool = False, random_seed: int | None = None
     ) -> "Critic":
-        head = ValueHead(policy.hidden_size, random_seed).to(policy.device, policy.causal.dtype)
+        # Not in a base's bfloat16: values enter advantages as differences from rewards, and its steps are small.
+        dtype = torch.promote_types(policy.causal.dtype, torch.float32)
+        head = ValueHead(policy.hidden_size, random_seed).to(policy.device, dtype)
         return cls(head, position, policy.trainable_copy() if own_network else None)
 
     def parameters(self) -> list[tuple[str, nn.Parameter]]:
