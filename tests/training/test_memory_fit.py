@@ -47,11 +47,15 @@ class TestFitting:
         found = RunMemory.of(config_of(model), 20)
         assert found is not None
         found._passes = memory._passes  # of the same shapes: counted once
-        whole = tuple(Weight(2**20, trained=True, castable=True, matrix=True, quantised=True) for _ in range(2048))
-        base = tuple(Weight(2**20, trained=False, castable=True, matrix=True, quantised=True) for _ in range(2048))
+        whole = tuple(
+            Weight(2**20, trained=True, castable=True, matrix=True, quantised=True, linear=True) for _ in range(2048)
+        )
+        base = tuple(
+            Weight(2**20, trained=False, castable=True, matrix=True, quantised=True, linear=True) for _ in range(2048)
+        )
         for lora in (None, "any"):
             weights = whole if lora is None else (*base, Weight(2**20, trained=True, adapter=True))
-            found._sizes[lora, False] = ModelSize(weights, 2**31, 2**15, 16, 260)
+            found._sizes[lora, False] = ModelSize(weights, 2**15, 16, 260)
         found.size = lambda lora, scorer: found._sizes[lora and "any", scorer]  # type: ignore[method-assign]
         return found
 

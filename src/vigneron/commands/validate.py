@@ -55,9 +55,8 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     yield _model_line(config)
     if config.method.parent_model is not None:
         yield f"parent {config.method.parent_model}: frozen, loaded beside the model, once per process"
-    yield from memory_lines(
-        given.model_copy(update={"model": _with_path(given, config), "method": config.method}), data
-    )
+    paths = {key: getattr(config, key) for key in ("method", "reward", "environment")}
+    yield from memory_lines(given.model_copy(update={"model": _with_path(given, config), **paths}), data)
     check_compile(given)
     check_machine(config)
     if probe_samples:

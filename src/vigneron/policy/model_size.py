@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from vigneron.policy.architecture import ATTENTION_LAYERS
+from vigneron.policy.compiling import decoder_layers
 from vigneron.policy.fake_policy import meta_model
 from vigneron.policy.held_weights import MATRICES, castable
 from vigneron.policy.lora import Lora
@@ -34,13 +35,16 @@ class Weight:
     """Of the head, and not tied to an embedding."""
     tied: bool = False
     """Of the head, and of an embedding."""
+    linear: bool = False
+    """Of a linear layer, biases, adapters and a tied head included: the engine has a bfloat16 copy of what is in
+    float32."""
+    layer: bool = False
+    """A matrix of a decoder layer: ranks share these."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
     weights: tuple[Weight, ...]
-    linear: int
-    """Values in linear layers, of which the engine has bfloat16 copies beside float32 ones; a tied head counts."""
     cached: int
     """Keys and values of a token in all layers."""
     hidden: int
@@ -53,6 +57,13 @@ class ModelSize:
         for weight in self.weights:
             totals[replace(weight, count=0)] += weight.count
         return tuple(replace(weight, count=count) for weight, count in totals.items())
+
+    def sharded(self, shard: int) -> "ModelSize":
+        """What one of `shard` ranks has."""
+        parts = (
+            replace(weight, count=-(-weight.count // shard)) if weight.layer else weight for weight in self.weights
+        )
+        return replace(self, weights=tuple(parts))
 
     @property
     def parameters(self) -> int:
@@ -79,6 +90,8 @@ def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
     embedded = {id(module.weight) for module in causal.modules() if isinstance(module, nn.Embedding)}
     matrices = {id(m.weight) for m in plain} - embedded
     quantised = {id(m.weight) for m in plain if m is not head and type(m) is nn.Linear} - embedded
+    in_linear = {id(weight) for _, module in linear for weight in module.parameters(recurse=False)}
+    in_layers = {id(weight) for layer in decoder_layers(causal) for weight in layer.parameters() if weight.dim() > 1}
     weights = tuple(
         Weight(
             weight.numel(),
@@ -89,12 +102,13 @@ def model_size(config: Any, lora: Lora | None = None, *, scorer: bool = False) -
             quantised=id(weight) in quantised,
             head=head is not None and weight is head.weight and id(weight) in matrices,
             tied=head is not None and weight is head.weight and id(weight) in embedded,
+            linear=id(weight) in in_linear,
+            layer=id(weight) in in_layers,
         )
         for name, weight in model.named_parameters()
     )
     text = config.get_text_config()
-    in_linear = sum(weight.numel() for module in plain for weight in module.parameters(recurse=False))
-    return ModelSize(weights, in_linear, cached_numbers(text), text.hidden_size, text.vocab_size)
+    return ModelSize(weights, cached_numbers(text), text.hidden_size, text.vocab_size)
 
 
 def cached_numbers(text: Any) -> int:

@@ -1,7 +1,7 @@
 """Read a model's stored weights into the dtypes they are held in. What cannot be read is refused in one line."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +20,18 @@ Bfloat16Cast = Literal["no", "exact", "rounded"]
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("BF16", "F16", "F32", "F64")
 POINTER, MOST_OF_A_POINTER = b"version https://git-lfs", 1024
+
+
+class StoredWeights(NamedTuple):
+    """How a checkpoint's matrices are stored."""
+
+    bfloat16: bool = True
+    """Whether they are bfloat16 numbers, so that `weights: auto` holds frozen ones so."""
+    packed: bool = False
+    """Whether linear layers are in 4 bits of bitsandbytes."""
+
+
+IN_BFLOAT16 = StoredWeights()
 
 
 class Stored(NamedTuple):
@@ -49,7 +61,7 @@ def read_model(
     """
     packed = is_packed(config, where)
     quantised = getattr(config, "quantization_config", None) is not None
-    dtypes = set() if blank else _stored_dtypes(source, where, quantised)
+    dtypes = set() if blank else _stored_dtypes(_files(source, where), where, quantised)
     direct = cast == "rounded" or (cast == "exact" and dtypes == {"BF16"})
     direct = direct and isinstance(kind, type) and isinstance(config, getattr(kind, "config_class", None) or ())
     options: dict[str, Any] = {"device_map": "meta"} if blank else {"device_map": {"": str(device)}} if packed else {}
@@ -102,10 +114,10 @@ def is_packed(config: Any, where: str) -> bool:
     )
 
 
-def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
-    """The dtypes of the stored matrices, as safetensors names them; empty without safetensors files."""
+def _stored_dtypes(files: Iterable[Path], where: str, quantised: bool) -> set[str]:
+    """The dtypes of the matrices in safetensors files, as these name them."""
     dtypes = set()
-    for file in _files(source, where):
+    for file in files:
         try:
             opened = safe_open(file, framework="pt")
         except SafetensorError as error:  # raised for a file that is cut short, and for a pointer of Git LFS
@@ -127,13 +139,26 @@ def _stored_dtypes(source: str, where: str, quantised: bool) -> set[str]:
     return dtypes
 
 
+def stored_weights(name: str, config: Any, key: str = "model") -> StoredWeights:
+    """By the headers of the files on this machine; without files by the dtype that the model's config names."""
+    where = f"{key}: '{name}'"
+    packed = is_packed(config, where)
+    if name in BUNDLED_MODELS:  # other 4-bit numbers, unpacked
+        return StoredWeights(bfloat16=False)
+    files = [file for file in weight_files(name) if file.suffix == ".safetensors"]
+    if not files:
+        return StoredWeights(getattr(config, "dtype", None) in (None, torch.bfloat16), packed)
+    return StoredWeights(not _stored_dtypes(files, where, quantised=True) & {"F16", "F32", "F64"}, packed)
+
+
 def check_weight_files(name: str, key: str = "model", *, allow_pickle: bool) -> str | None:
     """Check by their headers that a folder's files of weights are all there and can be read. A note if it has none.
     Files of the hub that are missing here are downloaded when the model is loaded."""
     if name in BUNDLED_MODELS or not Path(source := model_source(name, key)).is_dir():
         return None
     where = f"{key}: '{name}'"
-    if _stored_dtypes(source, where, getattr(local_config(name), "quantization_config", None) is not None):
+    quantised = getattr(local_config(name), "quantization_config", None) is not None
+    if _stored_dtypes(_files(source, where), where, quantised):
         return None
     if not weight_files(name):
         return f"{where} has a config and no weights: it can be checked and planned for, and not trained"

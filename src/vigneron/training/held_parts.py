@@ -11,6 +11,7 @@ from vigneron.core.moments import BLOCK, device_state_bytes, is_8bit, state_byte
 from vigneron.policy.lora import Lora
 from vigneron.policy.model_names import local_config
 from vigneron.policy.model_size import ModelSize, Weight, held_bytes, model_size
+from vigneron.policy.stored import IN_BFLOAT16, StoredWeights, stored_weights
 from vigneron.training.memory_parts import CONTEXT, Part, pinned_bytes
 from vigneron.training.method_copies import TRUST_REGION_VECTORS
 from vigneron.values import GB
@@ -21,12 +22,32 @@ EMBEDDER_BYTES = round(0.1 * GB)
 """A sentence embedder such as the bundled one, of 22 million weights."""
 
 
+def frozen_bytes(name: str, key: str, *, scorer: bool, bfloat16: bool | None = None) -> int | None:
+    """Bytes of a model that is not trained: with matrices in bfloat16 or not, or as they are stored. None if its config
+    is not on this machine."""
+    known = local_config(name)
+    if known is None:
+        return None
+    stored = stored_weights(name, known, key)
+    weights = model_size(known, scorer=scorer).merged
+    held = stored.bfloat16 if bfloat16 is None else bfloat16
+    return held_bytes(weights, bfloat16=held, quantised=stored.packed)
+
+
 class HeldParts:
     """`size_of`: the weights of the model with an adapter, and as a scorer or not. `engine`: whether this process
-    samples with its own engine."""
+    samples with its own engine. `stored`: how the model's files have its weights."""
 
-    def __init__(self, config: Config, size_of: Callable[[Lora | None, bool], ModelSize], *, engine: bool) -> None:
-        self.config, self._size_of, self._engine = config, size_of, engine
+    def __init__(
+        self,
+        config: Config,
+        size_of: Callable[[Lora | None, bool], ModelSize],
+        *,
+        engine: bool,
+        stored: StoredWeights = IN_BFLOAT16,
+        frozen: Callable[..., int | None] = frozen_bytes,
+    ) -> None:
+        self.config, self._size_of, self._engine, self._frozen = config, size_of, engine, frozen
         options = config.model
         self.scorer = config.method.trains == "scorer"
         self.lora: Lora | None = None
@@ -35,26 +56,31 @@ class HeldParts:
             named = targets if isinstance(targets, str) else tuple(targets)
             self.lora = Lora(options.lora.rank, options.lora.alpha, named)
         self.bfloat16_compute = options.dtype != "float32"  # auto: as on a GPU that has it
-        self.quantised = options.weights == "4bit"
-        frozen = self.lora is not None and options.weights != "float32" and self.bfloat16_compute
-        self.bfloat16_weights = options.weights == "bfloat16" or frozen or self.quantised
+        self.quantised = options.weights == "4bit" or stored.packed
+        exact = self.lora is not None and options.weights != "float32" and self.bfloat16_compute and stored.bfloat16
+        self.bfloat16_weights = options.weights == "bfloat16" or (exact and config.scale.shard == 1)
 
     @cached_property
     def size(self) -> ModelSize:
         return self._size_of(self.lora, self.scorer)
 
+    @cached_property
+    def _own(self) -> ModelSize:
+        """What this rank has of it."""
+        return self.size.sharded(self.config.scale.shard)
+
     def held(self, weights: Iterable[Weight]) -> int:
         return held_bytes(weights, bfloat16=self.bfloat16_weights, quantised=self.quantised)
 
     def parts(self) -> Iterator[Part]:
-        size, config, shard = self.size, self.config, self.config.scale.shard
+        own, config = self._own, self.config
         method, held = config.method, self.held
         if self.lora is None:
-            yield Part("trained weights", held(size.merged) // shard)
+            yield Part("trained weights", held(own.merged))
         else:
-            yield Part("frozen base", held(w for w in size.merged if not w.adapter) // shard)
-            yield Part("adapter", held(w for w in size.merged if w.adapter) // shard)
-        gradients, moments = held(size.trained) // shard, self._moments(size) // shard
+            yield Part("frozen base", held(w for w in own.merged if not w.adapter))
+            yield Part("adapter", held(w for w in own.merged if w.adapter))
+        gradients, moments = held(own.trained), self._moments(own)
         yield Part("gradients", gradients, sampling=False, scoring=False)
         if method.steps_by_gradient:
             yield Part("optimizer moments", moments)
@@ -65,10 +91,10 @@ class HeldParts:
             yield from self._reference_parts()
         if method.keeps_previous:
             yield Part("copy of the policy that sampled", self._frozen_copy)
-        if self._engine and self.bfloat16_compute and not self.bfloat16_weights:
-            yield Part("the engine's bfloat16 matrices", 2 * size.linear)
+        if self._engine:
+            yield from self._engine_parts()
         if method.has_own_critic:
-            yield Part("critic", held(size.merged) // shard + moments)
+            yield Part("critic", held(own.merged) + moments)
             yield Part("critic's gradients", gradients, sampling=False, scoring=False)
         if method.trains_its_reward:  # trained whole, also beside an adapter
             scorer, in_bfloat16 = self._size_of(None, True), config.model.weights == "bfloat16"
@@ -108,11 +134,23 @@ class HeldParts:
 
     @property
     def _frozen_copy(self) -> int:
+        weights = self._own.merged
         if self.quantised:
-            rest = (weight for weight in self.size.merged if not weight.quantised)
-            quantised = self.held(weight for weight in self.size.merged if weight.quantised)
-            return (quantised + sum(map(self._copied, rest))) // self.config.scale.shard
-        return sum(map(self._copied, self.size.merged)) // self.config.scale.shard
+            rest = (weight for weight in weights if not weight.quantised)
+            return self.held(weight for weight in weights if weight.quantised) + sum(map(self._copied, rest))
+        return sum(map(self._copied, weights))
+
+    def _engine_parts(self) -> Iterator[Part]:
+        """bfloat16 copies of what linear layers have in float32. On a base in bfloat16 or 4 bits adapters stay beside
+        it and are copied; else they are merged into the copies."""
+        beside = self.bfloat16_weights or self.quantised
+        copied = [weight for weight in self.size.merged if weight.linear and (beside or not weight.adapter)]
+        if self.bfloat16_compute:
+            in_float32 = [weight for weight in copied if self.held([weight]) == 4 * weight.count]
+            yield Part("the engine's bfloat16 matrices", 2 * sum(weight.count for weight in in_float32))
+        if self.config.scale.shard > 1 and (self.lora is not None or not self.bfloat16_compute):
+            gathered = sum(weight.count for weight in self.size.merged if weight.layer)
+            yield Part("the engine's gathered matrices", 4 * gathered)
 
     @property
     def _kept_head(self) -> list[Weight]:
@@ -148,19 +186,19 @@ class HeldParts:
         their configs are on this machine."""
         reward, scale = self.config.reward, self.config.scale
         scorers: list[Any] = [part for part in reward.parts if getattr(part, "model", None)]
-        names = [("reward model", part.model, True) for part in scorers]
-        if self.config.method.parent_model is not None:
-            names.append(("parent", self.config.method.parent_model, False))
+        names = [("reward model", part.model, "reward.model", True) for part in scorers]
         if judges_here(reward) and scale.judging is None:
             judges = (getattr(reward, "judge", None), getattr(reward, "held_out_judge", None))
             local = {judge.model for judge in judges if judge is not None and judge.kind == "local"}
-            names += [("local judge", name, False) for name in sorted(local)]
+            names += [("local judge", name, "reward.judge.model", False) for name in sorted(local)]
         if isinstance(self.config.environment, GameConfig):
-            players = self.config.environment.players.values()
-            names += [("frozen player", one.model, False) for one in players if one.kind == "local"]
-        for what, name, scorer in names:
-            known = local_config(name)
-            if known is not None:
-                yield Part(what, held_bytes(model_size(known, scorer=scorer).weights, bfloat16=self.bfloat16_compute))
+            players = self.config.environment.players.items()
+            own = [(one.model, f"environment.players.{role}.model") for role, one in players if one.kind == "local"]
+            names += [("frozen player", name, key, False) for name, key in own]
+        for what, name, key, scorer in names:
+            yield Part(what, self._frozen(name, key, scorer=scorer) or 0)
+        if (parent := self.config.method.parent_model) is not None:
+            half = self.bfloat16_compute
+            yield Part("parent", self._frozen(parent, "method.parent", scorer=False, bfloat16=half) or 0)
         if embeds_here(reward) and scale.embedding is None:
             yield Part("embedder", EMBEDDER_BYTES)

@@ -128,7 +128,9 @@ class Fitting:
         if not copied and any(change.key == "model.offload_reference" for change in changes):
             return False
         weights = next((change.value for change in changes if change.key == "model.weights"), None)
-        return weights is None or (weights == "4bit") == adapted
+        if weights == "bfloat16" and adapted:  # as it is stored already
+            return not self.memory.stored.bfloat16
+        return weights != "4bit" or (adapted and not self.memory.stored.packed)
 
     def _fixed_bytes(self, changes: tuple[Change, ...]) -> int:
         if changes not in self._fixed:

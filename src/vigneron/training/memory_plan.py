@@ -7,7 +7,7 @@ Weights, moments and caches are counted; passes are run on fake tensors (`policy
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from vigneron.policy.model import MOST_GRAPHED
 from vigneron.policy.model_names import local_config
 from vigneron.policy.model_size import ModelSize, model_size
 from vigneron.policy.pass_memory import PassMemory
+from vigneron.policy.stored import IN_BFLOAT16, StoredWeights, stored_weights
 from vigneron.remote.vllm.in_process import FREE_SHARE, min_bytes
 from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
-from vigneron.training.held_parts import HeldParts
+from vigneron.training.held_parts import HeldParts, frozen_bytes
 from vigneron.training.memory import (
     FEW_TOKENS,
     GAPS,
@@ -66,10 +67,14 @@ def gpu_gigabytes(config: Config) -> float:
 
 
 class RunMemory:
-    """Plans of one model and its data, of a config and of changed ones. `held_out`: rows that are evaluated on."""
+    """Plans of one model and its data, of a config and of changed ones. `held_out`: rows that are evaluated on;
+    `stored`: how the model's files have its weights."""
 
-    def __init__(self, model: Any, longest_prompt: int, *, held_out: int = 1) -> None:
-        self.model, self.longest_prompt, self.held_out = model, longest_prompt, held_out
+    def __init__(
+        self, model: Any, longest_prompt: int, *, held_out: int = 1, stored: StoredWeights = IN_BFLOAT16
+    ) -> None:
+        self.model, self.longest_prompt, self.held_out, self.stored = model, longest_prompt, held_out, stored
+        self.frozen = cache(frozen_bytes)
         self._sizes: dict[Any, ModelSize] = {}
         self._passes: dict[Any, PassMemory] = {}
         self._planned: dict[Any, Sequence[PassSize]] = {}
@@ -77,8 +82,11 @@ class RunMemory:
 
     @classmethod
     def of(cls, config: Config, longest_prompt: int = ASSUMED_PROMPT, *, held_out: int = 1) -> "RunMemory | None":
-        model = local_config(config.model.name)
-        return None if model is None else cls(model, longest_prompt, held_out=held_out)
+        name = config.model.name
+        model = local_config(name)
+        return (
+            None if model is None else cls(model, longest_prompt, held_out=held_out, stored=stored_weights(name, model))
+        )
 
     def plan(self, config: Config, gigabytes: float | None = None) -> Plan:
         """On a GPU of so many GB; by default this machine's."""
@@ -112,7 +120,7 @@ class _Counting:
         self.memory, self.config, self.gigabytes = memory, config, gigabytes
         self.phase = sampling_phase(config, held_out=memory.held_out > 0)
         self.engine = engine_samples(config, held_out=memory.held_out > 0)
-        self.held = HeldParts(config, memory.size, engine=self.engine)
+        self.held = HeldParts(config, memory.size, engine=self.engine, stored=memory.stored, frozen=memory.frozen)
         self.width = memory.longest_prompt + (config.completion_tokens if config.method.reads == "prompts" else 0)
 
     @cached_property
@@ -197,7 +205,9 @@ class _Counting:
         held = self.held
         compute = torch.bfloat16 if held.bfloat16_compute else torch.float32
         fused = held.bfloat16_compute and self.config.scale.shard == 1
-        holding = Holding(compute, held.bfloat16_weights, held.lora, checkpointing, self.compiled, fused)
+        holding = Holding(
+            compute, held.bfloat16_weights or held.quantised, held.lora, checkpointing, self.compiled, fused
+        )
         return self.memory.passes(holding, self.width, held.scorer)
 
     @property
