@@ -51,6 +51,18 @@ def test_4bit_without_its_library(refused: Refused, monkeypatch: pytest.MonkeyPa
     assert "model.weights: 4bit needs bitsandbytes: pip install" in line
 
 
+def test_a_base_that_is_stored_in_4_bits(refused: Refused, tiny_folder: Path, tmp_path: Path) -> None:
+    """Refused before it is read, as `model.weights: 4bit` is."""
+    model = tmp_path / "packed"
+    shutil.copytree(tiny_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (model / "config.json").write_text(json.dumps(config))
+    assert "is stored in 4 bits: set `model.lora` and `model.weights: 4bit`" in refused(model=model)
+    served = refused("model.lora={}", "scale.sampling={kind: vllm, url: 'http://127.0.0.1:1'}", model=model)
+    assert "vLLM cannot take 4-bit weights" in served
+
+
 def test_compile_without_a_gpu(refused: Refused) -> None:
     assert "model.compile: true needs a CUDA device" in refused("model.compile=true")
 

@@ -129,6 +129,8 @@ def test_a_checkpoint_in_4_bits_is_loaded_as_it_is(folder: str, tmp_path: Path, 
         assert torch.equal(*(score(p, BATCH, Sampling()).logprobs_BT for p in (ours, direct)))
     with pytest.raises(UserError, match=r"is stored in 4 bits: set `model.lora` and `model.weights: 4bit`"):
         load_policy(str(tmp_path), device="cpu")
+    with pytest.raises(UserError, match=r"is not supported with sharding: set scale.shard=1"):
+        load_policy(str(tmp_path), device="cpu", lora=Lora(4), shared=True)
 
 
 def test_copies_share_nothing_and_critics_train(folder: str) -> None:

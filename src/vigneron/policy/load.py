@@ -65,8 +65,7 @@ def load_policy(
         add_chat_tokens(model, tokenizer)
     notices = [stored.notice]
     if packed:
-        if not frozen or shared or weights in ("float32", "bfloat16"):
-            raise UserError(f"model: '{name}' is stored in 4 bits: set `model.lora` and `model.weights: 4bit`")
+        check_packed(name, weights, frozen=frozen, shared=shared)
         prepare(model, compute_dtype)
     elif weights == "4bit":
         notices.append(quantise(model, where, compute_dtype, excluded=not_adaptable(model)))
@@ -89,6 +88,14 @@ def load_policy(
         policy.shares_prompts = can_share_prompts(policy)
     policy.device, policy.compute_dtype = where, compute_dtype
     return policy
+
+
+def check_packed(name: str, weights: Weights, *, frozen: bool, shared: bool) -> None:
+    """Raise if a checkpoint in 4 bits cannot be loaded so."""
+    if not frozen or weights in ("float32", "bfloat16"):
+        raise UserError(f"model: '{name}' is stored in 4 bits: set `model.lora` and `model.weights: 4bit`")
+    if shared:
+        raise UserError(f"model: '{name}' is stored in 4 bits, which is not supported with sharding: set scale.shard=1")
 
 
 def _check_held(policy: Policy, weights: Weights, notice: Callable[[str], None]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vigneron.config import Config, VllmSamplingConfig
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
+from vigneron.policy.held_weights import is_quantised
 from vigneron.policy.model import Policy
 from vigneron.remote.ray.cluster import Cluster, PoolSpec, check_installed
 from vigneron.remote.vllm.completion import VllmEngine
@@ -24,6 +25,12 @@ from vigneron.sources.placement import IN_PROCESS, NOT_LOADED, ModelPlacement
 if TYPE_CHECKING:
     from vigneron.remote.ray.sampler import RaySampler
     from vigneron.remote.vllm.sampler import VllmSampler
+
+
+NO_4BIT = (
+    "scale.sampling: vLLM cannot take 4-bit weights: use a base that is stored in bfloat16 and `model.weights: auto`, "
+    "or set scale.sampling.kind to here or ray"
+)
 
 
 class UnshardedCopy:
@@ -82,9 +89,7 @@ def check_scale(config: Config) -> None:
     scale, device = config.scale, config.model.device
     if isinstance(scale.sampling, VllmSamplingConfig):
         if config.model.weights == "4bit":
-            raise UserError(
-                "scale.sampling: vLLM cannot take 4-bit weights: set model.weights to another, or sample here"
-            )
+            raise UserError(NO_4BIT)
         if scale.sampling.url is None:
             check_in_process(scale.sampling, device)
     if not scale.uses_ray:
@@ -170,6 +175,8 @@ class RemoteWorkers:
         kind = self._config.scale.sampling.kind
         if kind == "here" or self._config.method.reads == "pairs":
             return
+        if kind == "vllm" and any(map(is_quantised, policy.model.modules())):  # a base that is stored so
+            raise UserError(NO_4BIT)
         unsharded = UnshardedCopy(policy) if policy.sharding is not None else None
         if unsharded is not None:
             unsharded.refresh()

@@ -7,10 +7,12 @@ from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.policy.compiling import can_compile
 from vigneron.policy.device import is_emulated, resolve_device
+from vigneron.policy.load import check_packed
+from vigneron.policy.model_names import local_config
 from vigneron.policy.parent import check_parent_name
 from vigneron.policy.quantised import check_library
-from vigneron.policy.stored import check_weight_files
-from vigneron.remote.setup import check_scale
+from vigneron.policy.stored import check_weight_files, is_packed
+from vigneron.remote.setup import NO_4BIT, check_scale
 from vigneron.training.memory_fit import check_gpu
 
 
@@ -45,6 +47,11 @@ def check_machine(config: Config) -> None:
     if model.weights == "4bit":
         check_library(resolve_device(model.device))
     check_weight_files(model.name, allow_pickle=model.allow_pickle)
+    known = local_config(model.name)
+    if known is not None and is_packed(known, f"model: '{model.name}'"):
+        check_packed(model.name, model.weights, frozen=model.lora is not None, shared=config.scale.shard > 1)
+        if config.scale.sampling.kind == "vllm":
+            raise UserError(NO_4BIT)
     if (parent := config.method.parent_model) is not None:
         check_parent_name(parent)
         check_weight_files(parent, "method.parent", allow_pickle=model.allow_pickle)
