@@ -59,7 +59,7 @@ def test_every_part_of_full_training(memory: RunMemory, model: Path) -> None:
     assert found["optimizer moments"] == 8 * WEIGHTS
     assert found["reference"] == 2 * (LINEAR + HEAD) + 4 * (EMBEDDING + NORMS)
     assert found["the engine's bfloat16 matrices"] == 2 * (LINEAR + HEAD)
-    assert found["key/value cache"] == 3 * (20 + 4 * 12) * 2 * 2 * (4 + 4) * 2
+    assert found["key/value cache"] == 3 * (64 + 4 * 64) * 2 * 2 * (4 + 4) * 2  # in slots of 64
     assert found["drawing of tokens"] == 12 * 260 * 4
     assert found["hidden states for the exact KL"] == 12 * 12 * 16 * 4
     assert found["CUDA context and kernels"] == CONTEXT_BYTES
@@ -292,14 +292,14 @@ def test_the_phase_in_which_a_run_samples(
 
 
 def test_an_evaluation_of_many_rows_has_the_larger_cache(memory: RunMemory, model: Path) -> None:
-    """100 prompts of 20 tokens with an answer of 12 each, where a step has 3 with four."""
+    """100 prompts of 20 tokens with an answer of 12 each, in 64 slots both, where a step has 3 with four."""
     many = RunMemory(memory.model, 20, held_out=100)
     many._passes, many._heads = memory._passes, memory._heads  # counted once
     token = 2 * 2 * (4 + 4) * 2
-    assert parts(many, config_of(model))[CACHE] == 100 * (20 + 12) * token
+    assert parts(many, config_of(model))[CACHE] == 100 * (64 + 64) * token
     assert parts(many, config_of(model))["drawing of tokens"] == 100 * 260 * 4
-    assert parts(many, config_of(model, eval_every=0))[CACHE] == 3 * (20 + 4 * 12) * token
-    narrow = config_of(model, model={"cache_gb": 10.5 * (20 + 12) * token / GB})  # of ten rows and a half
+    assert parts(many, config_of(model, eval_every=0))[CACHE] == 3 * (64 + 4 * 64) * token
+    narrow = config_of(model, model={"cache_gb": 10.5 * (64 + 64) * token / GB})  # of ten rows and a half
     assert parts(many, narrow)["drawing of tokens"] == 10 * 260 * 4
 
 

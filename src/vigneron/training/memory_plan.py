@@ -17,6 +17,7 @@ from vigneron.config.distill import needs_parent_head
 from vigneron.config.kl import has_exact_kl
 from vigneron.config.phases import engine_samples, sampling_phase
 from vigneron.core.draws import Sampling
+from vigneron.policy.cuda_graphs import round_up
 from vigneron.policy.device import resolve_device
 from vigneron.policy.fake_policy import Holding
 from vigneron.policy.fused_head import HEAD_CHUNK
@@ -27,7 +28,7 @@ from vigneron.policy.model_size import ModelSize, model_size
 from vigneron.policy.pass_memory import PassMemory
 from vigneron.policy.stored import IN_BFLOAT16, StoredWeights, stored_weights
 from vigneron.remote.vllm.in_process import FREE_SHARE, min_bytes
-from vigneron.rollout.engine.key_value_cache import LARGE
+from vigneron.rollout.engine.key_value_cache import LARGE, SLOT_STEP
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.held_parts import HeldParts, frozen_bytes
 from vigneron.training.memory import (
@@ -188,9 +189,9 @@ class _Counting:
     # ---------------------------------------------------------------------------------------- cache and passes
 
     def cache_bytes(self, prompts: int, group: int) -> int:
-        """A prompt's keys and values once, and those of each sample."""
+        """A prompt's keys and values once, and those of each sample, in slots as the engine rounds them."""
         config, itemsize = self.config, 2 if self.held.bfloat16_compute else 4
-        tokens = self.memory.longest_prompt + group * config.completion_tokens
+        tokens = round_up(self.memory.longest_prompt, SLOT_STEP) + group * round_up(config.completion_tokens, SLOT_STEP)
         return prompts * tokens * self.size.cached * itemsize
 
     # --------------------------------------------------------------------------------------------------- passes

@@ -84,9 +84,11 @@ class Engine:
             self._model.refresh()
         if self._end_ids != self._policy.eos_ids:
             self._set_ends()
-        room = self._cache.room_for(prompt_groups(request.prompt_ids), request.width)
-        if self.graphed and room.rows < len(request.prompt_ids):  # as many as memory has room for
-            room = replace(room, rows=rows_within(room.rows))
+        room = self._cache.room_for(prompt_groups(request.prompt_ids), request.width, rounded=self.graphed)
+        if self.graphed:
+            more = replace(room, rows=self.rows_for(room.rows))
+            all_fit = room.rows == len(request.prompt_ids) and self._cache.fits(more)
+            room = more if all_fit else replace(room, rows=rows_within(room.rows))
         self._make_room(room)
         self._new_tokens = request.width
         stops = stop_strings(self._policy.tokenizer, request.stop)
@@ -114,9 +116,8 @@ class Engine:
 
         Without graphs the sizes are exact, so that results never depend on earlier requests.
         """
-        room = replace(room, rows=self.rows_for(room.rows))
         if self.graphed:
-            room = self._cache.grown(room.rounded())
+            room = self._cache.grown(room)
         if self._cache.room != room:
             self._graphs.clear()
             self._cache.allocate(room)

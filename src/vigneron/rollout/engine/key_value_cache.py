@@ -4,7 +4,7 @@ Where the decode kernel runs, the rows of a group share one copy of their prompt
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ DEFAULT_BYTES = {"cuda": 6 * 2**30, "mps": 2**30, "cpu": 2**30}
 """Bytes of the cache where no number is given, unless a single row needs more; on a GPU at most an eighth of it."""
 LARGE = 2**28
 """A cache of more bytes than this is given back between calls."""
+SLOT_STEP = 64
+"""Slots of rows and prompts are multiples of this where sizes are rounded."""
 GROUPS = 1.5
 """Groups that may be unfinished at a time, as a multiple of those that fill all rows: the last rows of a group share
 its prompt with none."""
@@ -39,12 +41,6 @@ class Room:
     prompts: int = 0
     prompt_slots: int = 0
     new_tokens: int = 0
-
-    def rounded(self) -> "Room":
-        """Rounded up, so that few sizes occur."""
-        slots = round_up(self.row_slots, 64), round_up(self.prompt_slots, 64)
-        prompts = round_up(self.prompts, 8) if self.prompts > 16 else self.prompts
-        return Room(self.rows, slots[0], prompts, slots[1], self.new_tokens)
 
     def tokens(self) -> int:
         return self.rows * self.row_slots + self.prompts * self.prompt_slots
@@ -68,18 +64,25 @@ class KeyValueCache:
         self._memory: ReleasableMemory | None = None
         self._rows: list[Cache] = []
 
-    def room_for(self, groups: Sequence[tuple[int, int]], new_tokens: int) -> Room:
-        """The room for groups of (tokens of the prompt, samples), or for as many at a time as the limit allows."""
+    def room_for(self, groups: Sequence[tuple[int, int]], new_tokens: int, *, rounded: bool = False) -> Room:
+        """The room for groups of (tokens of the prompt, samples), or for as many at a time as the limit allows.
+        `rounded`: slots and prompts are rounded up, so that few sizes occur."""
         samples, widest = sum(size for _, size in groups), max(width for width, _ in groups)
+        step = SLOT_STEP if rounded else 1
         if not self._shares:
-            rows = self._rows_at_once(samples, widest + new_tokens)
-            return Room(rows, widest + new_tokens, new_tokens=new_tokens)
-        per_row = len(groups) / samples
-        rows = self._rows_at_once(samples, new_tokens + per_row * widest)
+            slots = round_up(widest + new_tokens, step)
+            return Room(self._rows_at_once(samples, slots), slots, new_tokens=new_tokens)
+        row_slots, prompt_slots, per_row = round_up(new_tokens, step), round_up(widest, step), len(groups) / samples
+        rows = self._rows_at_once(samples, row_slots + per_row * prompt_slots)
         if rows < samples:
-            rows = self._rows_at_once(samples, new_tokens + GROUPS * per_row * widest)
+            rows = self._rows_at_once(samples, row_slots + GROUPS * per_row * prompt_slots)
         prompts = min(len(groups), int(GROUPS * per_row * rows) + 1)
-        return Room(rows, new_tokens, prompts, widest, new_tokens)
+        room = Room(rows, row_slots, prompts, prompt_slots, new_tokens)
+        more = replace(room, prompts=round_up(prompts, 8)) if rounded and prompts > 16 else room
+        return more if self.fits(more) else room
+
+    def fits(self, room: Room) -> bool:
+        return room.tokens() * self.token_bytes <= self._limit
 
     def _rows_at_once(self, samples: int, tokens: float) -> int:
         """At most as many as there are samples, of so many tokens each."""
@@ -92,8 +95,7 @@ class KeyValueCache:
         if all(has >= needs for has, needs in zip(have, need, strict=True)):
             return self.room
         both = Room(*(max(pair) for pair in zip(have, need, strict=True)))
-        fits = both.tokens() * self.token_bytes <= max(self._limit, room.tokens() * self.token_bytes)
-        return both if fits else room
+        return both if self.fits(both) or both.tokens() <= room.tokens() else room
 
     @property
     def spare_place(self) -> int:
