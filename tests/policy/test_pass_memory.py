@@ -9,8 +9,9 @@ from torch import nn
 from transformers import LlamaConfig, Qwen2Config
 
 from support.tiny_models import tiny_policy
-from support.zoo import zoo_config
+from support.zoo import FAMILIES, zoo_config
 from vigneron.core.draws import Sampling
+from vigneron.policy.architecture import is_recurrent, language_model_class
 from vigneron.policy.attention import Unpacked
 from vigneron.policy.fake_policy import Holding, meta_model
 from vigneron.policy.fused_modules import fuse_modules
@@ -18,8 +19,8 @@ from vigneron.policy.kernel_shapes import shapes_only
 from vigneron.policy.live_bytes import BLOCK, LiveBytes
 from vigneron.policy.lora import Lora
 from vigneron.policy.model import Policy
-from vigneron.policy.model_size import NF4_BYTES, held_bytes, model_size
-from vigneron.policy.pass_memory import PassMemory
+from vigneron.policy.model_size import NF4_BYTES, cached_numbers, held_bytes, model_size
+from vigneron.policy.pass_memory import PassMemory, inner_size
 
 QWEN_1B = Qwen2Config(
     vocab_size=151936,
@@ -215,6 +216,15 @@ def test_sizes_of_a_shape_by_hand() -> None:
     assert held_bytes(size.weights, bfloat16=True, quantised=True) == round(in_4_bits)
     adapter = [weight.count for weight in model_size(zoo_config("Llama"), Lora(rank=2)).trained]
     assert sum(adapter) == 2 * 2 * ((16 + 16) * 2 + (16 + 8) * 2 + (16 + 24) * 3)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sizes_of_every_architecture(name: str) -> None:
+    """Gemma 3n has a list of inner sizes, Mamba no attention heads: every run and every plan asks for these."""
+    config = zoo_config(name)
+    assert inner_size(config.get_text_config()) > 0
+    least = 0 if is_recurrent(language_model_class(config), config) else 1
+    assert cached_numbers(config.get_text_config()) >= least
 
 
 def test_a_tied_head_is_counted_once_and_copied_by_the_engine() -> None:

@@ -140,3 +140,11 @@ def test_a_gpu_that_is_too_small_is_told_before_loading(model: Path) -> None:
     assert "choose a smaller model" in line
     assert "\n" not in line
     check_limit(config, 8, "the GPU")
+
+
+def test_no_adapter_is_offered_for_a_reward_model(model: Path) -> None:
+    given = {"method": {"name": "reward_model"}, "data": {"train": "rows.jsonl"}, "reward": None}
+    config = config_of(model, **given, group_size=1, max_new_tokens=16)
+    memory = RunMemory.of(config, 20)
+    assert memory is not None
+    assert Fitting(memory, config).fit(0.5) is None

@@ -205,6 +205,18 @@ def test_a_head_that_is_tied_to_a_scaled_embedding_stays_float32(tmp_path: Path)
     assert parts(memory, config)["reference's head"] == 4 * tied.count == 4 * size.vocabulary * size.hidden
 
 
+@pytest.mark.parametrize("name", ["Mamba", "Gemma 3n text", "Falcon-H1"])
+def test_a_plan_of_an_unusual_architecture(tmp_path: Path, name: str) -> None:
+    """Without attention; with an inner size for each layer, and shared keys; one that cannot have a single layer."""
+    zoo_config(name).save_pretrained(tmp_path)
+    config = config_of(tmp_path)
+    memory = RunMemory.of(config, 20)
+    assert memory is not None
+    found = parts(memory, config)
+    assert found["activations"] > 0 < found["drawing of tokens"]
+    assert (CACHE in found) == (name == "Gemma 3n text")
+
+
 def test_host_memory_is_rounded_up_to_powers_of_two(memory: RunMemory, model: Path) -> None:
     assert pinned_bytes([0, 1, 4096, 4097]) == 1 + 4096 + 8192
     assert memory.plan(config_of(model)).host_bytes == 0

@@ -88,4 +88,6 @@ def with_layers(config: Any, count: int) -> Any:
         if isinstance(value, list) and len(value) == before:
             setattr(text, name, value[:count])
     text.num_hidden_layers = count
+    if getattr(text, "num_kv_shared_layers", None):  # Gemma 3n: layers that use the keys of earlier ones
+        text.num_kv_shared_layers = 0
     return config

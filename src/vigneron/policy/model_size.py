@@ -59,11 +59,11 @@ class ModelSize:
         return tuple(replace(weight, count=count) for weight, count in totals.items())
 
     def sharded(self, shard: int) -> "ModelSize":
-        """What one of `shard` ranks has."""
-        parts = (
-            replace(weight, count=-(-weight.count // shard)) if weight.layer else weight for weight in self.weights
-        )
-        return replace(self, weights=tuple(parts))
+        """What one of `shard` ranks has, as sums."""
+        if shard == 1:
+            return self
+        own = (replace(one, count=-(-one.count // shard)) if one.layer else one for one in self.merged)
+        return replace(self, weights=tuple(own))
 
     @property
     def parameters(self) -> int:
@@ -115,7 +115,9 @@ def cached_numbers(text: Any) -> int:
     """Of a text config: numbers in the keys and values of one token, in all layers with attention."""
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     layers = sum(kind in ATTENTION_LAYERS for kind in kinds)
-    heads = text.num_attention_heads
+    heads = getattr(text, "num_attention_heads", None)
+    if heads is None:  # Mamba
+        return 0
     if getattr(text, "kv_lora_rank", None):  # latent attention: the engine caches what each head reads
         return layers * heads * (text.qk_nope_head_dim + text.qk_rope_head_dim + text.v_head_dim)
     key_heads = getattr(text, "num_key_value_heads", None) or heads

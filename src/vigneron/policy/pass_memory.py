@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vigneron.core.draws import Sampling
 from vigneron.policy.architecture import is_recurrent, language_model_class, replaces_attention, reward_model_class
 from vigneron.policy.attention import Unpacked
-from vigneron.policy.fake_policy import Holding, fake_policy, meta_model, with_layers
+from vigneron.policy.fake_policy import Holding, fake_policy, meta_model
 from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.held_weights import castable
 from vigneron.policy.kernel_shapes import shapes_only
@@ -105,10 +105,19 @@ class PassMemory:
     @cached_property
     def _compiled(self) -> bool:
         """Layers whose parts are all fused are not compiled."""
-        if not self.holding.compiled or not self.holding.fused:
+        if not self.holding.compiled or not self.holding.fused or not self._has_one_layer:
             return self.holding.compiled
         with self._fake():
             return self._one_layer.compiled
+
+    @cached_property
+    def _has_one_layer(self) -> bool:
+        """Whether a model of one layer can be built: the config of any architecture may say otherwise."""
+        try:
+            with self._fake():
+                return bool(self._one_layer)
+        except Exception:  # any model is possible
+            return False
 
     @cached_property
     def _mode(self) -> FakeTensorMode:
@@ -181,7 +190,7 @@ class PassMemory:
             return 0
         few = min(tokens, 2 * HEAD_CHUNK)
         hidden_size = self.config.get_text_config().hidden_size
-        if self._compiled:
+        if self._compiled or not self._has_one_layer:
             return self._fused_head(few, exact_kl) + tokens * hidden_size * (4 + 2) * (1 + exact_kl)
         key = replace(self.holding, checkpointing=False), few, sampling, exact_kl
         if key not in self.heads:
@@ -202,7 +211,7 @@ class PassMemory:
         """Not one that is tied to a scaled embedding, as Gemma's."""
         if not self.holding.bfloat16_weights:
             return False
-        model = meta_model(with_layers(self.config, 1))
+        model = meta_model(self.config)
         head = model.get_output_embeddings()
         return any(head.weight is weight for weight in castable(model))
 
@@ -224,8 +233,9 @@ class PassMemory:
 def inner_size(text: Any) -> int:
     """Of a text config: numbers between the matrices of a layer's MLP, of all experts that a token has."""
     experts = getattr(text, "num_experts_per_tok", None) or 1
-    inner = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
-    return int(inner or 4 * text.hidden_size)
+    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 0
+    inner = max(inner) if isinstance(inner, list) else inner  # Gemma 3n has one for each layer
+    return int(experts * inner or 4 * text.hidden_size)
 
 
 def _with_gradients(policy: Policy) -> list[Tensor]:

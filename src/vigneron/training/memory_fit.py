@@ -119,6 +119,8 @@ class Fitting:
     def _changes_something(self, change: Change) -> bool:
         if change.key == "method.kl.estimator" and not needs_reference_head(self.config.method):
             return False
+        if change.key == "model.lora" and self.config.method.trains == "scorer":
+            return False
         now = reduce(getattr, change.key.split("."), self.config)
         return now != change.value and not (change.key == "model.lora" and now is not None)
 

@@ -162,7 +162,8 @@ class _Counting:
         least = self.cache_bytes(1, group)
         cache = wanted if limit is None else min(wanted, max(limit, least))
         yield Part(CACHE, cache, **OF_SAMPLING, by_torch=cache <= LARGE)
-        logits = min(prompts, cache // least) * group * self.size.vocabulary * 4
+        at_once = min(prompts, cache // least) if least else prompts  # recurrent layers have no such cache
+        logits = at_once * group * self.size.vocabulary * 4
         yield Part("drawing of tokens", logit_planes(config, self.size.vocabulary) * logits, **OF_SAMPLING)
         yield Part("CUDA graphs of sampling", self.sampling_graphs, fixed=False, by_torch=False)
 
