@@ -205,7 +205,7 @@ def test_a_head_that_is_tied_to_a_scaled_embedding_stays_float32(tmp_path: Path)
     assert parts(memory, config)["reference's head"] == 4 * tied.count == 4 * size.vocabulary * size.hidden
 
 
-@pytest.mark.parametrize("name", ["Mamba", "Gemma 3n text", "Falcon-H1"])
+@pytest.mark.parametrize("name", ["Mamba", pytest.param("Gemma 3n text", marks=pytest.mark.slow), "Falcon-H1"])
 def test_a_plan_of_an_unusual_architecture(tmp_path: Path, name: str) -> None:
     """Without attention; with an inner size for each layer, and shared keys; one that cannot have a single layer."""
     zoo_config(name).save_pretrained(tmp_path)
