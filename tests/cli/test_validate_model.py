@@ -11,7 +11,9 @@ import yaml
 from support.command_line import vigneron
 from support.tiny_runs import tiny_recipe, write_data
 from support.zoo import zoo_config
+from vigneron import api
 from vigneron.policy.bundled import BUNDLED_TYPE, SMOLLM2, bundled_model_folder
+from vigneron.recipe import check_config
 
 GRPO: dict[str, Any] = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
 SFT: dict[str, Any] = {**GRPO, "method": {"name": "sft", "packing": True}, "group_size": 1}
@@ -128,3 +130,29 @@ def test_the_memory_of_a_model_that_is_not_here(tmp_path: Path) -> None:
     answer = vigneron("validate", file)
     assert answer.code == 0, answer.err
     assert "memory: not estimated, because the config of 'nobody/nothing' is not on this machine" in answer.out
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_reward_model_that_is_a_run(tmp_path: Path, tiny_folder: Path) -> None:
+    """Its newest checkpoint is counted, as `train` would load it."""
+    rows = [
+        {"prompt": f"say {word}: ", "chosen": word, "rejected": word[::-1]} for word in ("hot", "cold", "up", "dry")
+    ]
+    pairs = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "held_out")}
+    for name, first in (("train", rows[:2]), ("held_out", rows[2:])):
+        Path(pairs[name]).write_text("".join(json.dumps(row) + "\n" for row in first))
+    scorer = {
+        "method": {"name": "reward_model"},
+        "model": {"name": str(tiny_folder), "device": "cpu"},
+        "data": pairs,
+        "steps": 1,
+        "prompts_per_step": 2,
+    }
+    run = api.train(check_config(scorer, "scorer"), name="scorer", runs=tmp_path).folder
+    file = tmp_path / "tiny.yaml"
+    recipe = tiny_recipe(tiny_folder, write_data(tmp_path), **GRPO)
+    changes = {"reward": {"kind": "model", "model": str(run)}, "model": {"name": str(tiny_folder)}}
+    file.write_text(yaml.safe_dump(recipe | changes))
+    answer = vigneron("validate", file)
+    assert answer.code == 0, answer.err
+    assert re.search(r"to fit|fits 8 GB", answer.out)
