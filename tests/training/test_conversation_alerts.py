@@ -67,7 +67,9 @@ def test_turns_that_are_cut_are_told_of_unless_there_is_one() -> None:
     text = conversation_warnings(talks, config())["turn length"]
     assert text.startswith("in 1 of 2 conversations of this step a turn of the model is cut at max_new_tokens=4, which")
     assert conversation_warnings(talks, config(max_turns=1)) == {}
-    assert conversation_warnings(batch((None, "turns", []), (None, "context", [])), config()) == {}
+    assert conversation_warnings(batch((None, "turns", [])), config()) == {}
+    (text,) = conversation_warnings(batch((None, "turns", []), (None, "context", [])), config()).values()
+    assert text.startswith("in 1 of 2 conversations of this step the next reply did not fit into the model's context")
 
 
 @pytest.mark.slow

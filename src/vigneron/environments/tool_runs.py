@@ -32,6 +32,13 @@ async def run_tool(
     return as_text(result)
 
 
+async def value_of(function: Callable[[], Any], threads: CallThreads, limit_s: float) -> Any:
+    """What a function returns, under the same limit, not as a text."""
+    if inspect.iscoroutinefunction(function):
+        return await _awaited(function, limit_s)
+    return await _in_thread(function, threads, limit_s)
+
+
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """In the thread: the result as a text, whose writing takes time too, or what is to be awaited."""
     try:

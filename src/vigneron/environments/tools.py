@@ -5,22 +5,22 @@ that cannot be parsed, an unknown tool, wrong arguments, an exception, a result 
 """
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from vigneron.environments.python_tool import CodeError, longest_s, python_tool, sandbox_threads
 from vigneron.environments.reply import Reply
 from vigneron.environments.tool_calls import BadCall, Call, CallFormat, call_format
+from vigneron.environments.tool_objects import REWARD, made, reward_of, tool_methods
 from vigneron.environments.tool_runs import ToolFailure, cut, one_line, run_tool
 from vigneron.environments.tool_schema import Schema, WrongArguments, checked_arguments, tool_schema
 from vigneron.errors import UserError, did_you_mean
 from vigneron.policy.message_forms import Message, copied
 from vigneron.threads import CallThreads, TooManyHang
-from vigneron.user_code import check_call, python_function
+from vigneron.user_code import python_function
 
 PYTHON = "python"
 TOOL_ERROR = "tool_error"
@@ -68,8 +68,10 @@ class ToolEnvironment:
     ) -> None:
         self._tools, self._format, self._max_result_chars = tools, format, max_result_chars
         owners = dict.fromkeys(tool.owner for tool in tools.values() if tool.owner is not None)
-        self._objects = {owner: _made(owner, row, seed) for owner in owners}
+        self._objects = {owner: made(owner, row, seed) for owner in owners}
         self._calls = 0
+        if any(hasattr(one, REWARD) for one in self._objects.values()):
+            self.cut = self._scored
 
     def read(self, raw: str, text: str) -> Message:
         """The assistant's message of a sampled turn: `raw` is its text with special tokens and without its end token,
@@ -107,7 +109,7 @@ class ToolEnvironment:
             return Reply([fault], log={"tool_calls": 1, "tool_errors": 1})
         calls = last.get("tool_calls") or last.get(PARSED_CALLS) or ()
         if not calls:
-            return Reply(done=True, log={"tool_calls": 0, "tool_errors": 0})
+            return replace(await self._scored(), log={"tool_calls": 0, "tool_errors": 0})
         results: dict[int, tuple[str, bool]] = {}
         groups = self._groups(calls)
         if len(groups) == 1:  # no task of its own for the most frequent case
@@ -120,6 +122,11 @@ class ToolEnvironment:
         ]
         errors = sum(failed for _, failed in results.values())
         return Reply(answers, log={"tool_calls": len(calls), "tool_errors": errors})
+
+    async def _scored(self) -> Reply:
+        """The end of the conversation, with the reward of objects that give one."""
+        limit_s = max(tool.limit_s for tool in self._tools.values())
+        return Reply(done=True, reward=await reward_of(self._objects.values(), shared_threads(), limit_s))
 
     def _groups(self, calls: Sequence[Any]) -> list[list[int]]:
         """Which calls run after each other: those of one object's methods. All others run at the same time."""
@@ -158,16 +165,6 @@ class ToolEnvironment:
             text = one_line(error)
             kind = type(error).__name__
             return f"error: {kind}: {text}" if text != kind else f"error: {kind}", True
-
-
-def _made(owner: type, row: Mapping[str, Any], seed: int) -> Any:
-    """An object of a user's class, which may take the row and the seed."""
-    return owner(**_arguments(owner, row, seed))
-
-
-def _arguments(owner: type, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    parameters = inspect.signature(owner).parameters
-    return {key: value for key, value in (("row", row), ("seed", seed)) if key in parameters}
 
 
 @dataclass(frozen=True)
@@ -237,12 +234,6 @@ def _tools(name: str | Callable[..., Any], timeout_s: float, key: str) -> list[T
         given = python_function(name, key) if isinstance(name, str) else name
         if not isinstance(given, type):
             return [Tool(tool_schema(given), given, None, timeout_s)]
-        members = inspect.getmembers(given, lambda member: inspect.isfunction(member) or inspect.ismethod(member))
-        methods = [method for attribute, method in members if not attribute.startswith("_")]
-        if not methods:
-            raise UserError(f"the class '{given.__name__}' has no public method, which would be a tool")
-        arguments = _arguments(given, {}, 0)
-        check_call(given, f"the class '{given.__name__}'", f"{given.__name__}({', '.join(arguments)})", **arguments)
-        return [Tool(tool_schema(method), method, given, timeout_s) for method in methods]
+        return [Tool(tool_schema(method), method, given, timeout_s) for method in tool_methods(given)]
     except UserError as error:
         raise UserError(str(error) if str(error).startswith(f"{key}:") else f"{key}: {error}") from error

@@ -22,6 +22,7 @@ def conversation_warnings(batch: Batch, config: Config) -> dict[str, str]:
         "environment": _failed(batch.samples.extras[ERROR], config.reward.missing_limit),
         "tools": _failing_tools(batch.samples.extras[CONVERSATION]),
         "turn length": _cut_turns(batch.samples.extras["cut"], config) if config.environment.max_turns > 1 else None,
+        "context": _no_room(batch.samples.extras["cut"]),
     }
     return {about: text for about, text in texts.items() if text is not None}
 
@@ -61,4 +62,15 @@ def _cut_turns(cut: tuple[str | None, ...], config: Config) -> str | None:
         f"in {count} of {len(cut)} conversations of this step a turn of the model is cut at max_new_tokens="
         f"{config.max_new_tokens}, which ends the conversation: increase it, or set `sampling.stop` to a string that "
         'ends a turn, such as ["\\n"]'
+    )
+
+
+def _no_room(cut: tuple[str | None, ...]) -> str | None:
+    count = cut.count("context")
+    if count < CUT_SHARE * len(cut):
+        return None
+    return (
+        f"in {count} of {len(cut)} conversations of this step the next reply did not fit into the model's context, "
+        "which ends the conversation: shorten replies (environment.max_reply_tokens) or turns (max_new_tokens), or use "
+        "a model with a longer context"
     )
