@@ -150,3 +150,10 @@ def test_tools(here: Path) -> None:
     done(train, *SAMPLED, "model.name=model")
     assert last_metrics("prices")["turns/mean"] >= 1
     assert view[0] == "view"
+    first = read_guide("guides/tools.md", "Teach calls first")
+    first.write(here)
+    exec(first.files["make_calls.py"], {})
+    teach, further = first.commands
+    done(teach, "steps=1", "model.name=model", "model.device=cpu")
+    (row, *_) = map(json.loads, (here / "calls.jsonl").read_text().splitlines())
+    assert json.dumps(row["tools"][0]) in done(["validate", *further[1:]]).out  # the same text in either prompt

@@ -40,6 +40,7 @@ def write_roleplay(console: Console, options: RoleplayOptions) -> None:
         played: list[Played] = []
         for sample in range(options.samples):
             games = games_of(scenes, options.rounds, options.turns)
+            say(console, f"playing {len(games)} scenes and dialogues{f', sample {sample + 1}' * (options.samples > 1)}")
             played += play_all(model, games, options.temperature or 0.0, sample)
         failed = [one.failure for one in played if one.failure is not None]
         rows = [one.game.row(one.talks) for one in played if one.failure is None]

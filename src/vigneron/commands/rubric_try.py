@@ -19,7 +19,7 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.data.sources import read_rows
 from vigneron.errors import UserError, did_you_mean, visible
 from vigneron.files import user_path
-from vigneron.recipe import config_text, load_config, parse_yaml, recipe_text
+from vigneron.recipe import config_text, load_config, parse_yaml, recipe_names, recipe_text
 from vigneron.report.terminal import say
 from vigneron.rubric.fences import one_line
 from vigneron.rubric.live_rubric import FixedRubric
@@ -30,6 +30,7 @@ from vigneron.sources.judges import Judge
 from vigneron.sources.verdict import Grader
 from vigneron.validation import field_errors
 
+FILES = (".yaml", ".yml", ".json")
 EXAMPLE = "--judge '{kind: endpoint, model: gpt-4o-mini}'"
 
 
@@ -45,6 +46,9 @@ def parse_judge(option: str, flag: str = "--judge") -> JudgeConfig:
     if not isinstance(name, str):
         example = EXAMPLE.replace("--judge", flag)
         raise UserError(f"{flag}: expected a mapping, a recipe or a file, not {option!r}: e.g. {example}")
+    if name not in recipe_names() and Path(name).suffix not in FILES and not user_path(name).exists():
+        given = EXAMPLE.replace("--judge", flag).replace("gpt-4o-mini", name)
+        raise UserError(f"{flag}: '{name}' is no recipe and no file: for a model of that name, {given}, or kind: local")
     content = parse_yaml(_text(name), name)
     if isinstance(content, Mapping) and "kind" in content and "reward" not in content:
         return _validated(content, name)
