@@ -11,6 +11,7 @@ from support.labelling import read_jsonl, session_of, write_rows
 from support.talking import conversing, talking_model
 from support.talking_runs import talking_config, talking_run
 from vigneron import api
+from vigneron.errors import UserError
 from vigneron.labels.by_judge import pair_key
 from vigneron.labels.from_file import comparisons_of_file
 from vigneron.labels.from_run import comparisons_of_run
@@ -160,3 +161,9 @@ def test_tools_of_an_environment_are_in_the_rows(tmp_path: Path) -> None:
     written = read_jsonl(out)
     assert {row["tools"][0]["function"]["name"] for row in written} == {"double"}
     assert train_on(out, "dpo", run, tmp_path)[-1]["loss/dpo"] > 0
+    shutil.rmtree(tmp_path / "model")  # labelled on another machine
+    label_all(session_of(run, tmp_path / "again.jsonl"), "a")
+    assert read_jsonl(tmp_path / "again.jsonl")[0]["tools"] == written[0]["tools"]
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"has no checkpoint, and its model .* is not on this machine: the tokenizer"):
+        session_of(run, tmp_path / "third.jsonl")

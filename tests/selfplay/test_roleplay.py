@@ -228,9 +228,7 @@ def test_options_without_effect_are_named(place: Path, words: Any, message: str)
 def test_a_model_by_its_name_alone_is_told_the_mapping(place: Path) -> None:
     made = vigneron("roleplay", "everyday", "--model", "gpt-4.1", "--out", "x.jsonl")
     assert made.code == 2
-    assert (
-        "--model: 'gpt-4.1' is no recipe and no file: for a model of that name, --model '{kind: " in made.err
-    )
+    assert "--model: 'gpt-4.1' is no recipe and no file: for a model of that name, --model '{kind: " in made.err
 
 
 def test_the_bundled_scenes_are_read() -> None:

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from vigneron.config import GameConfig
+from vigneron.config import Config, GameConfig, ToolsEnvironmentConfig
 from vigneron.data.formats import is_conversation
 from vigneron.data.prompts import Row, prompt_of, prompt_text
 from vigneron.data.sources import read_rows
@@ -164,8 +164,23 @@ def _conversations_of_run(folder: Path) -> dict[str, Row]:
     config = RunFolder(folder).config(user_code=True)
     if isinstance(config.environment, GameConfig):
         raise UserError(f"'{folder}': samples of a game begin with what its roles read, and cannot be labelled yet")
-    tokenizer = local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
-    environments = build_environments(config.environment, tokenizer)
+    environments = build_environments(config.environment, _tokenizer(folder, config))
     rows = rows_of_run(folder).values()
     prepared = rows if environments is None else map(environments.prepared, rows)
     return {prompt_text(row["prompt"]): prompt_of(row) for row in prepared}
+
+
+def _tokenizer(folder: Path, config: Config) -> Any:
+    """Of a checkpoint, which has the run's chat template, or else of its model. None where neither is here, and none is
+    needed."""
+    saved = [str(file.parent) for file in sorted(RunFolder(folder).checkpoints.glob("step-*/tokenizer_config.json"))]
+    for name in (*saved[-1:], config.model.name):
+        tokenizer = local_tokenizer(name, trust_remote_code=config.model.trust_remote_code)
+        if tokenizer is not None:
+            return tokenizer
+    if isinstance(config.environment, ToolsEnvironmentConfig):
+        raise UserError(
+            f"'{folder}' has no checkpoint, and its model '{config.model.name}' is not on this machine: the tokenizer "
+            "is needed for the tools in the prompts"
+        )
+    return None
