@@ -102,23 +102,16 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, prompt: int = 0, fused: bool 
     return sum(-(-storage.nbytes() // BLOCK) * BLOCK for storage in kept.values())
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
         ("Llama", "float32"),
+        ("Llama", "bfloat16"),
+        ("Qwen2", "float32"),
         ("Qwen3", "bfloat16"),
         ("Gemma 2", "bfloat16"),
-        ("GPT-NeoX, Pythia", "bfloat16"),
-        pytest.param("Llama", "bfloat16", marks=SLOW),
-        pytest.param("Qwen2", "bfloat16", marks=SLOW),
-        pytest.param("Qwen2", "float32", marks=SLOW),
-        pytest.param("Qwen3", "float32", marks=SLOW),
-        pytest.param("Gemma 2", "float32", marks=SLOW),
-        pytest.param("GPT-NeoX, Pythia", "float32", marks=SLOW),
+        ("GPT-NeoX, Pythia", "float32"),
     ],
 )
 def test_activations_are_those_that_autograd_keeps(family: str, dtype: str) -> None:
@@ -128,10 +121,7 @@ def test_activations_are_those_that_autograd_keeps(family: str, dtype: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "prompt"),
-    [("Llama", 0), ("Qwen3", 30), pytest.param("Llama", 30, marks=SLOW), pytest.param("Qwen3", 0, marks=SLOW)],
-)
+@pytest.mark.parametrize(("family", "prompt"), [("Llama", 0), ("Qwen3", 30)])
 def test_fused_modules_keep_less_and_a_shared_prompt_is_kept_once(family: str, prompt: int) -> None:
     config = deep_config(family)
     tokens = ROWS * WIDTH - ROWS // 2 * prompt

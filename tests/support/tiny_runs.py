@@ -33,7 +33,7 @@ def tiny_recipe(folder: Path, data: Path, **changes: Any) -> dict[str, Any]:
         "method": {"name": "actor_critic", "kl": {"coefficient": 1e-3, "adaptive": {"target": 0.01}}},
         "model": {"name": str(folder), "device": "cpu"},
         "data": {"train": str(data), "held_out": str(held_out_of(data)) if held_out_of(data).exists() else None},
-        "reward": {"kind": "semantic", "embedder": "minilm", "form": "shift", "clean": "none"},
+        "reward": {"kind": "semantic", "embedder": "wordllama", "form": "shift", "clean": "none"},
         "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2, "schedule": "cosine", "warmup_steps": 2},
         "steps": 12,
         "prompts_per_step": 4,

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from support.small_batch import batch_of, changed
-from support.tiny_runs import final_state, tiny_config, write_data
+from support.tiny_runs import final_state, tiny_config
 from support.zoo import WINDOW, zoo_model
 from vigneron import api
 from vigneron.batch import Batch
@@ -165,7 +165,7 @@ def measure(name: str, folder: Path) -> Measured:
     return Measured(
         sampler=sampler_of(policy).notice or "engine",
         shares_prompts=policy.shares_prompts,
-        short=_logprob_difference(policy, short, hub, reference),
+        short=_logprob_difference(policy, short, reference),
         long=_logprob_difference(policy, long, hub, reference),
         gradient=_gradient_difference(policy, long, reference),
         lora=logprob_difference(adapted, adapted.causal, LONG),
@@ -175,9 +175,13 @@ def measure(name: str, folder: Path) -> Measured:
 
 def check_checkpoints(name: str, folder: Path, place: Path, **model: Any) -> None:
     """Two steps of SFT: the last checkpoint loads in transformers, is exported, and the run resumes exactly."""
+    data = place / "rows.jsonl"
+    data.write_text(
+        "".join(f'{{"prompt": "say {word}:", "answer": "{word}"}}\n' for word in ("hot", "cold", "up", "down"))
+    )
     config = tiny_config(
         folder,
-        write_data(place),
+        data,
         method={"name": "sft"},
         model={"name": str(folder), "device": "cpu", "dtype": "float32", **model},
         reward={"kind": "binary"},

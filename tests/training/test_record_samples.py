@@ -134,7 +134,9 @@ def test_embeddings_of_samples_are_cached(tmp_path: Path, tiny_folder: Path, mon
         return embed(embedder, texts)
 
     monkeypatch.setattr(SentenceEmbedder, "embed", counted)
-    recipe = tiny_config(tiny_folder, write_data(tmp_path), method={"name": "grpo"}, optimizer={"actor_lr": 1e-3})
+    changes = {"method": {"name": "grpo"}, "optimizer": {"actor_lr": 1e-3}}
+    reward = {"kind": "semantic", "embedder": "minilm"}
+    recipe = tiny_config(tiny_folder, write_data(tmp_path), reward=reward, **changes)
     first = api.record_samples(recipe, out=tmp_path / "a.jsonl", samples=1).file
     assert asked
     asked.clear()
