@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentence_transformers
 from tokenizers import Tokenizer, normalizers
 
 from support.tiny_models import byte_tokenizer
@@ -116,7 +115,7 @@ def test_export_renders_chat_templates_in_the_limited_process(monkeypatch: pytes
 
 @pytest.mark.parametrize("version", ["5.1.2"])
 def test_an_old_sentence_transformers_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentence_transformers, "__version__", version)
+    monkeypatch.setattr("sentence_transformers.__version__", version)
     with pytest.raises(UserError, match=rf"sentence-transformers {version} runs code .*'sentence-transformers>=6'"):
         SentenceEmbedder.bundled()
 
