@@ -56,6 +56,7 @@ class ToolEnvironment:
     """Of one sample. `read` turns a sampled turn into a message, `reply` answers the last message."""
 
     keeps_messages = True
+    """`reply` leaves the messages as they are, so it is given no copy."""
 
     def __init__(
         self,

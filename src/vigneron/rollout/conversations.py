@@ -41,7 +41,7 @@ LARGEST = 1e100
 """Of a number that is logged."""
 SEED_TURN = 2**20 - 1
 """The seed of an environment is the draw of a turn that no conversation has."""
-ASKED_AT_ONCE = 64
+TURNS_AT_ONCE = 64
 """Turns that are read before their calls are made: those of the first are under way while others are read."""
 LARGEST_SEED = 2**31 - 1
 """What numpy's and Python's generators take."""
@@ -105,8 +105,8 @@ class Conversations:
         return self._environments.patience
 
     def ask(self, turns: Sequence[Turn]) -> None:
-        for first in range(0, len(turns), ASKED_AT_ONCE):
-            self._ask(turns[first : first + ASKED_AT_ONCE])
+        for first in range(0, len(turns), TURNS_AT_ONCE):
+            self._ask(turns[first : first + TURNS_AT_ONCE])
 
     def _ask(self, turns: Sequence[Turn]) -> None:
         functions = []

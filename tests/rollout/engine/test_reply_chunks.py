@@ -67,6 +67,23 @@ def test_a_chunk_behind_a_shared_prompt(
             torch.testing.assert_close(cache[0, row, :, owns[n] + i], sequence[0, :, position])
 
 
+def test_layers_of_a_pass_share_a_mask_only_if_they_see_the_same() -> None:
+    """Local and global layers, capped and plain ones, with one chunk: each as with a chunk of its own."""
+    torch.manual_seed(0)
+    cache = tuple(torch.randn(2, 4, 2, 9, 8))
+    query, new = torch.randn(2, 4, 3, 8), tuple(torch.randn(2, 2, 2, 3, 8))
+    chunk = Chunk(torch.tensor([3, 1]), torch.tensor([5, 2]), torch.tensor([3, 1]), 5, 3)
+    kinds = [AttentionModifiers(local, softcap) for softcap in (None, 2.0) for local in (LocalAttention(2), None)]
+    shared, own = (
+        [attend_to_chunk(query, *new, cache, None, of(), 0.3, kind) for kind in kinds]
+        for of in (lambda: chunk, lambda: replace(chunk))
+    )
+    for one, other in zip(shared, own, strict=True):
+        assert torch.equal(one, other)
+    assert not torch.allclose(shared[0], shared[1])
+    assert not torch.allclose(shared[2], shared[3])
+
+
 def _conversations(policy: Policy) -> int:
     """Sample two conversations with replies of 10 and 20 tokens; returns the decode steps they took."""
     engine, steps = sampler_of(policy), []
