@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.fixtures import count_frozen
-from vigneron.training.garbage import unwatched_objects
+from vigneron.training.garbage import EARLY_STEPS, unwatched_objects
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +48,26 @@ def test_what_nobody_uses_is_freed_first() -> None:
     unused = weakref.ref(Cycle())
     with unwatched_objects(collect=True):
         assert unused() is None
+
+
+@pytest.mark.slow
+def test_what_the_early_steps_made_is_left_alone_and_what_later_ones_made_is_not() -> None:
+    with unwatched_objects(collect=True) as after_step:
+        for step in range(1, EARLY_STEPS + 2):
+            unused, made = weakref.ref(Cycle()), Cycle()
+            kept = weakref.ref(made)
+            after_step()
+            assert (unused() is None) == (step <= EARLY_STEPS)
+            del made
+            gc.collect()
+            assert (kept() is not None) == (step <= EARLY_STEPS)
+
+
+@pytest.mark.slow
+def test_without_a_device_nothing_is_collected_between_steps() -> None:
+    with unwatched_objects(collect=False) as after_step:
+        frozen = gc.get_freeze_count()
+        unused = weakref.ref(Cycle())
+        after_step()
+        assert unused() is not None
+        assert gc.get_freeze_count() == frozen

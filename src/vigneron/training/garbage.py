@@ -1,24 +1,37 @@
 """Python's garbage collector during a run."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+EARLY_STEPS = 2
+"""In the first steps of a run code is compiled and CUDA graphs are captured, which make objects that stay."""
 
 
 @contextmanager
-def unwatched_objects(*, collect: bool) -> Iterator[None]:
+def unwatched_objects(*, collect: bool) -> Iterator[Callable[[], None]]:
     """Within this block the collector leaves alone what exists at its start. Otherwise a collection walks over all
     objects of torch, transformers and the model, for a quarter of a second, in the middle of a step.
 
-    With `collect` it first collects garbage, which may hold a device's memory.
+    With `collect` it first collects garbage, which may hold a device's memory. The block is given a function to call
+    after each step: then what the early steps have made is left alone too.
     """
     if gc.get_freeze_count():  # somebody else's
-        yield
+        yield lambda: None
         return
     if collect:
         gc.collect()
     gc.freeze()
+    steps = 0
+
+    def after_step() -> None:
+        nonlocal steps
+        steps += 1
+        if collect and steps <= EARLY_STEPS:
+            gc.collect()
+            gc.freeze()
+
     try:
-        yield
+        yield after_step
     finally:
         gc.unfreeze()

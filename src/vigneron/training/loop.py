@@ -1,7 +1,7 @@
 """The loop. Every method is these four lines with the slots filled differently."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -68,8 +68,8 @@ def train(run: Run, view: View) -> None:
     try:
         memory, disk = explained_memory(run.config), full_disk_errors(folder.path)
         objects = unwatched_objects(collect=run.policy.device.type == "cuda")
-        with memory, disk, objects, CurveIndex(folder, view.notice) as curves:
-            _train(run, view, curves)
+        with memory, disk, objects as after_step, CurveIndex(folder, view.notice) as curves:
+            _train(run, view, curves, after_step)
         state, reason = "finished", None
     except Stopped as stopped:
         state, reason = ("finished" if run.step == run.config.steps else "stopped"), None
@@ -97,7 +97,7 @@ def train(run: Run, view: View) -> None:
                 write_status(folder, state, outcome=outcome_json(outcome_of(status_of(folder.path))))
 
 
-def _train(run: Run, view: View, curves: CurveIndex) -> None:
+def _train(run: Run, view: View, curves: CurveIndex, after_step: Callable[[], None]) -> None:
     config, output = run.config, run.output
     with StopRequest(view.notice) as stop:
         if run.step == 0 and config.eval_every and run.data.held_out:
@@ -147,6 +147,7 @@ def _train(run: Run, view: View, curves: CurveIndex) -> None:
                 with phase("save"):
                     run.save(metrics)
             end_timed_step()
+            after_step()
             if stopping or last:
                 ranks.run_on_rank0(output.saver.wait)
             if stopping:
