@@ -137,11 +137,12 @@ H200_GB = 149.0
 def _memory(
     work: Work, name: str, must: float, aim: float, for_aim: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[Work, Work]:
-    """Ours alone in a limited process: within `must`, and within `aim`, for which more may be changed."""
+    """Ours alone in a limited process: within `must`, and within `aim`, for which more may be changed. The smaller the
+    limit, the fewer samples are drawn at a time, and the longer a step: within `aim` there are two."""
     alone = replace(work, contestants=("ours",), warmups=2, steps=3, memory_bars=(must, aim), **changes)
     return (
         replace(alone, name=f"mem-{name}", memory_limit=must if must < H200_GB else None),
-        replace(alone, name=f"mem-{name}-aim", memory_limit=aim, **(for_aim or {})),
+        replace(alone, name=f"mem-{name}-aim", memory_limit=aim, warmups=1, steps=2, **(for_aim or {})),
     )
 
 
