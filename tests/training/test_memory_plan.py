@@ -332,6 +332,8 @@ def test_graphs_of_sampling_keep_what_the_largest_takes(memory: RunMemory, model
     assert count(config_of(model, sampling={"top_k": 4})) == 5 * decoded
     assert count(config.model_copy(update={"prompts_per_step": 2**20})) == GB
     assert count(config_of(model, scale={"sampling": {"kind": "vllm"}})) == 0
+    talking = config_of(model, environment={"kind": "python", "class": "my_env:Wordle", "max_reply_tokens": 6})
+    assert count(talking, most_tokens=500) == 12 * 6 * (6 * 16 + 6 * 24)
 
 
 @pytest.mark.slow

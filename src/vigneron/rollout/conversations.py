@@ -42,7 +42,8 @@ LARGEST = 1e100
 SEED_TURN = 2**20 - 1
 """The seed of an environment is the draw of a turn that no conversation has."""
 TURNS_AT_ONCE = 64
-"""Turns that are read before their calls are made: those of the first are under way while others are read."""
+"""Turns that are read before their calls are made, and replies that are waited for before they are written: calls of
+the first turns are under way while others are read, and those of the last while replies are written."""
 LARGEST_SEED = 2**31 - 1
 """What numpy's and Python's generators take."""
 
@@ -140,6 +141,16 @@ class Conversations:
         return [*self._rows[sample]["prompt"], *self.transcripts[sample].messages]
 
     def take(self, samples: Sequence[int]) -> list[tuple[int, ...]]:
+        ids: dict[int, tuple[int, ...]] = {}
+        for first in range(0, len(samples), TURNS_AT_ONCE):
+            ids |= self._take(samples[first : first + TURNS_AT_ONCE])
+        for number, call in self._cut_calls.items():
+            self._add_last_reward(self.transcripts[number], call)
+        self._cut_calls = {}
+        return [ids.get(sample, ()) for sample in samples]
+
+    def _take(self, samples: Sequence[int]) -> dict[int, tuple[int, ...]]:
+        """The replies of the conversations that go on."""
         self._calls.settle([call for _, call in (self._pending[s] for s in samples) if call is not None])
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
         ids = self._written(drafts)
@@ -148,10 +159,7 @@ class Conversations:
                 ids[number] = self._cut(number, "context")
             else:
                 self.transcripts[number].messages += drafts[number].messages()
-        for number, call in self._cut_calls.items():
-            self._add_last_reward(self.transcripts[number], call)
-        self._cut_calls = {}
-        return [ids.get(sample, ()) for sample in samples]
+        return ids
 
     def _cut(self, sample: int, why: Literal["length", "context", "turns"]) -> tuple[()]:
         """End a conversation that its environment has not ended, which may score what is there."""

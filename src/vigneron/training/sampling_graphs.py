@@ -24,7 +24,7 @@ def sampling_graph_bytes(
     config: Config, text: Any, parameters: int, longest_prompt: int, most_tokens: int, held_out: int
 ) -> int:
     """The most that one graph takes, since all share one pool: of prompts that are read together, up to `most_tokens`,
-    or of a decode step of all samples. `text` is the config of the text model, `held_out` the number of rows that are
+    of the replies of an environment, or of a decode step of all samples. `text` is the config of the text model, `held_out` the number of rows that are
     evaluated on."""
     if not engine_samples(config, held_out=held_out > 0):
         return 0
@@ -32,6 +32,8 @@ def sampling_graph_bytes(
     samples = max(config.prompts_per_step * config.group_size, prompts)
     # In a layer: the sum in float32, its norm, gate and up, and their product in bfloat16.
     per_token = (4 + 2) * text.hidden_size + 3 * 2 * inner_size(text)
-    read = min(prompts * longest_prompt, max(longest_prompt, most_tokens), int(MOST_GRAPHED / parameters)) * per_token
+    replies = 0 if config.environment is None else samples * config.environment.max_reply_tokens
+    tokens = max(prompts * longest_prompt, replies)
+    read = min(tokens, max(longest_prompt, most_tokens), int(MOST_GRAPHED / parameters)) * per_token
     decoded = samples * logit_planes(config, text.vocab_size) * text.vocab_size * 4
     return min(max(read, decoded), BESIDE_CACHE)

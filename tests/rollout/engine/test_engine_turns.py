@@ -15,6 +15,7 @@ from support.zoo import zoo_model
 from vigneron.core.draws import Sampling
 from vigneron.policy.load import make_policy
 from vigneron.rollout.engine import engine as engine_module
+from vigneron.rollout.engine import reply_chunks
 from vigneron.rollout.engine.by_turns import sample_by_turns
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.generate_fallback import GenerateSampler
@@ -53,6 +54,37 @@ def test_every_turn_is_what_a_plain_model_draws(
     check(policy, prompts, done, narrow, sampling)
     assert torch.equal(done.ids_BT, whole.ids_BT)
     assert torch.equal(done.truncated_B, whole.truncated_B)
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
+def test_replies_are_read_in_rounded_sizes_for_cuda_graphs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU nothing is captured, but rows, widths and slots are rounded up."""
+    monkeypatch.setattr(reply_chunks, "READ_FROM", 2)
+    policy = tiny_policy(kind)
+    policy.eos_ids = frozenset(range(0, 256, 5))
+    engine = sampler_of(policy)
+    assert isinstance(engine, Engine)
+    lengths = [[(3 * i + k) % 9 + 2 for k in range(i % 4)] for i in range(26)]
+    prompts = [[1 + i // 2, 2, 3] for i in range(26)]
+    options = {"max_new_tokens": 7, "max_tokens": 60, "sampling": Sampling(), "seed": 3, "step": 2}
+    exact, rounded = (Scripted(lengths, 60, patience=2) for _ in range(2))
+    done = sample(policy, prompts, replies=exact, **options)
+    reads: list[tuple[int, int, int]] = []
+    read = engine._read
+
+    def noting(first: int, past: int, width: int, row_N: torch.Tensor, length_N: torch.Tensor) -> torch.Tensor:
+        assert max(length_N.tolist()) <= width
+        reads.append((len(row_N), past, width))
+        return read(first, past, width, row_N, length_N)
+
+    monkeypatch.setattr(engine, "_read", noting)
+    engine.graphed = True
+    same = sample(policy, prompts, replies=rounded, **options)
+    check(policy, prompts, same, rounded, Sampling())
+    assert torch.equal(same.ids_BT, done.ids_BT)
+    assert reads
+    assert all(past % 64 == 0 for _, past, _ in reads)
+    assert len({rows for rows, _, _ in reads}) <= 6
 
 
 @pytest.mark.slow

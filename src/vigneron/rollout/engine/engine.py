@@ -4,7 +4,7 @@ On a CUDA device a decode step of all rows, sampling included, is one CUDA graph
 the host checks every few steps which rows have ended. On a CPU the steps run directly. `key_value_cache` has the cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from vigneron.rollout.engine.cached_attention import Chunk
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.decode_tiles import Slots
 from vigneron.rollout.engine.inference_model import InferenceModel
-from vigneron.rollout.engine.key_value_cache import KeyValueCache, Room
+from vigneron.rollout.engine.key_value_cache import SLOT_STEP, KeyValueCache, Room
 from vigneron.rollout.engine.prompt_groups import prompt_groups
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.schedule import Schedule
@@ -89,7 +89,7 @@ class Engine:
             more = replace(room, rows=self.rows_for(room.rows))
             all_fit = room.rows == len(request.prompt_ids) and self._cache.fits(more)
             room = more if all_fit else replace(room, rows=rows_within(room.rows))
-        self._make_room(room)
+        self._make_room(room, zeroed=request.replies is not None)
         self._new_tokens = request.width
         stops = stop_strings(self._policy.tokenizer, request.stop)
         try:
@@ -111,7 +111,7 @@ class Engine:
         """How many prompts the cache has room for beside the rows; 0 if rows have their own copy."""
         return self._cache.room.prompts
 
-    def _make_room(self, room: Room) -> None:
+    def _make_room(self, room: Room, *, zeroed: bool) -> None:
         """Have a cache and a state that are large enough. New addresses invalidate all graphs.
 
         Without graphs the sizes are exact, so that results never depend on earlier requests.
@@ -123,7 +123,7 @@ class Engine:
             self._cache.allocate(room)
             dtype = torch.float64 if self._cache.dtype == torch.float64 else torch.float32
             self.state = DecodeState.empty(room.rows, room.new_tokens, self.device, dtype)
-        self._cache.take_back()
+        self._cache.take_back(zeroed=zeroed)
 
     # ------------------------------------------------------------------------------ the two passes over the model
 
@@ -143,15 +143,11 @@ class Engine:
             into[i], last[i], offset[i] = place, len(prompt) - 1, self.position_offset(len(prompt))
         parts = []
         step = PREFILL_TOKENS if self._model.own_attention else width
-        with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
-            for first in range(0, width, step):
-                inputs = [ids[:, first : first + step], into, last, offset]
-                function = partial(self._prefill, first)
-                if inputs[0].numel() * self._policy.size <= MOST_GRAPHED:
-                    state_PH = self._graphs.run((*inputs[0].shape, first), function, inputs)
-                else:  # a graph would keep the memory of its pass
-                    state_PH = function(*(tensor.to(self.device) for tensor in inputs))
-                parts.append(state_PH.clone() if width > step else state_PH)  # a graph's result is overwritten
+        for first in range(0, width, step):
+            inputs = [ids[:, first : first + step], into, last, offset]
+            key = (*inputs[0].shape, first)
+            state_PH = self._pass(key, inputs[0].numel(), partial(self._prefill, first), inputs)
+            parts.append(state_PH.clone() if width > step else state_PH)  # a graph's result is overwritten
         if len(parts) == 1:
             return parts[0][: len(prompts)]
         part_of_P = (last // step).to(self.device)
@@ -169,20 +165,39 @@ class Engine:
     def read(self, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], written: Sequence[int]) -> None:
         """Read the next given tokens of rows, so many each, in few passes instead of one decode step a token. `prompts`
         and `written` are the tokens of each row's prompt, and those behind it, before the given ones."""
-        state = self.state
         starts = [0 if self.prompts else prompt for prompt in prompts]  # of the tokens in a row's own cache
         pasts = [start + count - 1 for start, count in zip(starts, written, strict=True)]
         for first in range(0, max(lengths), CHUNK_TOKENS):
             still = [i for i, length in enumerate(lengths) if length > first]
             left = [min(CHUNK_TOKENS, lengths[i] - first) for i in still]
-            row_N, length_N = to_device([[rows[i] for i in still], left], self.device).unbind()
+            chosen = [rows[i] for i in still]
             past, width = max(pasts[i] for i in still) + first, max(left)
-            shared = (state.prompt[row_N], state.start[row_N]) if self.prompts else ()
-            chunk = Chunk(row_N, state.slot[row_N] + first, length_N, past, width, *shared)
-            position_NS = chunk.positions() + state.offset[row_N][:, None]
-            with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
-                self._model.hidden(state.unread(row_N, first, width), position_NS, cache_chunk=chunk)
-        state.skip(*to_device([rows, lengths], self.device).unbind())
+            if self.graphed and self._is_small(len(chosen) * width):  # few sizes: the last row is read several times
+                more = round_to_bucket(len(chosen), per_doubling=2) - len(chosen)
+                chosen, left = chosen + chosen[-1:] * more, left + left[-1:] * more
+                past, width = round_to_bucket(past, per_doubling=1, smallest_step=SLOT_STEP), round_to_bucket(width)
+            inputs = [torch.tensor(chosen), torch.tensor(left)]
+            key = ("read", len(chosen), first, past, width)
+            self._pass(key, len(chosen) * width, partial(self._read, first, past, width), inputs)
+        self.state.skip(*to_device([rows, lengths], self.device).unbind())
+
+    def _read(self, first: int, past: int, width: int, row_N: Tensor, length_N: Tensor) -> Tensor:
+        state = self.state
+        shared = (state.prompt[row_N], state.start[row_N]) if self.prompts else ()
+        chunk = Chunk(row_N, state.slot[row_N] + first, length_N, past, width, *shared)
+        position_NS = chunk.positions() + state.offset[row_N][:, None]
+        hidden_NSH = self._model.hidden(state.unread(row_N, first, width), position_NS, cache_chunk=chunk)
+        return hidden_NSH[:, 0].clone()
+
+    def _pass(self, key: Hashable, tokens: int, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """A pass over so many tokens. Only a small one is a CUDA graph, which keeps the memory of its pass."""
+        with torch.compiler.set_stance("force_eager"):  # too many shapes to compile each
+            if self._is_small(tokens):
+                return self._graphs.run(key, function, inputs)
+            return function(*(tensor.to(self.device) for tensor in inputs))
+
+    def _is_small(self, tokens: int) -> bool:
+        return tokens * self._policy.size <= MOST_GRAPHED
 
     def share_prompt(self, sources: Sequence[int], targets: Sequence[int], width: int) -> None:
         """Copy the cache of prompts to the other rows of their groups."""

@@ -134,9 +134,12 @@ class KeyValueCache:
         if self._memory is not None:
             self._memory.release()
 
-    def take_back(self) -> None:
+    def take_back(self, *, zeroed: bool) -> None:
+        """`zeroed` for passes that multiply slots which nobody has written by a weight of 0: they must be numbers."""
         if self._memory is not None:
             self._memory.restore()
+            if zeroed:
+                self._memory.bytes.zero_()
 
     def copy_prompts(self, source: Tensor, target: Tensor, width: int) -> None:
         """Copy the first slots of rows to others."""
