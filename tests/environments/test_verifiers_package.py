@@ -6,7 +6,9 @@ from types import ModuleType
 
 import pytest
 
+from vigneron.config import PythonEnvironmentConfig
 from vigneron.environments import verifiers_adapter, verifiers_package
+from vigneron.environments.build import check_environment
 from vigneron.errors import UserError
 
 
@@ -39,3 +41,13 @@ def test_the_command_that_writes_rows_says_so_in_one_line(
         verifiers_adapter.main(["wordle", "--out", str(tmp_path / "out")])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: environment: the package verifiers is not installed")
+
+
+def test_a_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    verifiers_package._package.cache_clear()
+    verifiers_package._loaded.cache_clear()
+    adapter = "vigneron.environments.verifiers_adapter:VerifiersEnvironment"
+    config = PythonEnvironmentConfig.model_validate({"kind": "python", "class": adapter, "options": {"env": "wordle"}})
+    with pytest.raises(UserError, match="the package verifiers is not installed"):
+        check_environment(config)

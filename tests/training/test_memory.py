@@ -96,6 +96,9 @@ def test_the_advice_names_what_would_save_memory_and_is_not_set(tmp_path: Path, 
     assert estimated.endswith("or set model.activation_checkpointing=true or model.lora={}")
     adapted = {"name": name, "device": "cpu", "lora": {}, "activation_checkpointing": True}
     assert advice(model=adapted).endswith(", or set method.kl.estimator=k3")  # its moments are small
+    on_gpu = {**adapted, "device": "cuda:0"}
+    assert advice(model=on_gpu).endswith(", or set method.kl.estimator=k3 or model.weights=4bit")
+    assert advice(model={**on_gpu, "weights": "4bit"}).endswith(", or set method.kl.estimator=k3")
     assert "optimizer.offload" not in advice(model={"name": name, "device": "cpu"})
     constraint = {"name": "trpo", "form": "constraint"}
     bound = advice(model={"name": name, "device": "cuda:0"}, method=constraint, optimizer={})

@@ -8,6 +8,7 @@ from typing import Any
 
 from vigneron.config import EnvironmentOptions, GameConfig, PythonEnvironmentConfig, ToolsEnvironmentConfig
 from vigneron.data.prompts import Row, as_messages, numbered_like
+from vigneron.environments.calls import raised
 from vigneron.environments.game import game_class
 from vigneron.environments.reply import Environment
 from vigneron.environments.tools import MAX_CALLS, check_tools, tool_environment
@@ -97,12 +98,25 @@ def _of_class(config: PythonEnvironmentConfig) -> Environments:
     if inspect.isclass(made):
         check_call(made, name, "Class(row, seed, **options)", None, 0, **config.options)
         check_method(made, "reply", name, "reply(messages)", [])
+        _check_options(made, name, config.options)
     else:
         check_call(made, name, "reply(messages, row, seed, **options)", [], None, 0, **config.options)
     make: Callable[[Row, int], Environment] = partial(made, **config.options)
     if not inspect.isclass(made):
         make = partial(_FunctionEnvironment, made, config.options)
     return Environments(f"environment '{config.class_}'", make, config, inspect.iscoroutinefunction(called))
+
+
+def _check_options(made: type, name: str, options: dict[str, Any]) -> None:
+    """Call the class's own `check_options(**options)`, if it has one that needs no object."""
+    if not isinstance(inspect.getattr_static(made, "check_options", None), classmethod | staticmethod):
+        return
+    try:
+        made.check_options(**options)  # type: ignore[attr-defined]
+    except UserError:
+        raise
+    except Exception as error:  # user code
+        raise UserError(f"{name} {raised(error)} in `check_options`") from error
 
 
 class _FunctionEnvironment:

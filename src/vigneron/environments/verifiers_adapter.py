@@ -65,6 +65,11 @@ class VerifiersEnvironment:
         self.rollout: asyncio.Task[Any] | None = None
         weakref.finalize(self, _cut, self.client).atexit = False
 
+    @staticmethod
+    def check_options(env: str, args: Mapping[str, Any] | None = None, calls: str | None = None, **_: Any) -> None:
+        """Before a run: the package is there, has the environment, and its tools can be called."""
+        _format(load(env, args), calls)
+
     def read(self, raw: str, text: str) -> Message:
         """The message of a sampled turn, with its tool calls. Calls that cannot be parsed are text, so an answer."""
         try:

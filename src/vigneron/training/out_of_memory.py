@@ -48,6 +48,7 @@ def _advice(config: Config, error: BaseException) -> str:
     copied = model.lora is None and config.scale.shard == 1
     by_gradient = copied and method.steps_by_gradient
     on_gpu = model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available())
+    can_be_4bit = model.lora is not None and config.scale.shard == 1 and config.scale.sampling.kind != "vllm"
     has_reference = method.uses_reference or asks_reference(config.reward)
     switches = {
         "model.activation_checkpointing=true": model.activation_checkpointing is not True,
@@ -56,6 +57,7 @@ def _advice(config: Config, error: BaseException) -> str:
         "method.kl.estimator=k3": needs_reference_head(method),
         "optimizer.kind=adamw_8bit": by_gradient and optimizer.kind != "adamw_8bit",
         "model.weights=bfloat16": by_gradient and model.weights != "bfloat16" and model.dtype != "float32",
+        "model.weights=4bit": can_be_4bit and model.weights != "4bit" and on_gpu,
         f"method.form=penalty (the constraint has {TRUST_REGION_VECTORS} more vectors of the size of the trained "
         "weights)": not method.steps_by_gradient,
         "model.lora={}": model.lora is None and method.trains == "policy" and model.chat != "minted",

@@ -24,8 +24,8 @@ def sampling_graph_bytes(
     config: Config, text: Any, parameters: int, longest_prompt: int, most_tokens: int, held_out: int
 ) -> int:
     """The most that one graph takes, since all share one pool: of prompts that are read together, up to `most_tokens`,
-    of the replies of an environment, or of a decode step of all samples. `text` is the config of the text model, `held_out` the number of rows that are
-    evaluated on."""
+    of the replies of an environment, or of a decode step of all samples. `text` is the config of the text model,
+    `held_out` the number of rows that are evaluated on."""
     if not engine_samples(config, held_out=held_out > 0):
         return 0
     prompts = max(config.prompts_per_step, held_out if config.eval_every else 0)
