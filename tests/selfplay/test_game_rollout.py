@@ -12,8 +12,11 @@ from support.resuming import TrainedOnce, check_third_arm, lose_nothing
 from support.talking import talking_folder
 from vigneron import api
 from vigneron.core.draws import Sampling
+from vigneron.data.prompts import prompt_text
 from vigneron.environments.game import Round
 from vigneron.errors import UserError
+from vigneron.labels.from_run import comparisons_of_run, open_samples
+from vigneron.labels.live_sampling import load_sampler
 from vigneron.policy.logprobs import score
 
 
@@ -151,3 +154,13 @@ def test_a_run_trains_both_roles(tmp_path: Path) -> None:
         game_config(talking_folder(tmp_path / "model"), tmp_path, steps=2, eval_every=2), runs=tmp_path / "runs"
     )
     assert "roles/bob/reward" in (run.folder / "metrics.jsonl").read_text()
+    with open_samples(run.folder) as store:
+        samples = {prompt_text(sample.extras["opening"]): sample for sample in store.page(step=2)}
+    items = comparisons_of_run(run.folder, kind="best", step=2, seed=0).items
+    assert items
+    for item in items:
+        sample = samples[prompt_text(item.prompt)]
+        assert sample.prompt == prompt_text(item.prompt)
+        assert all(completion[0]["role"] == "assistant" for completion in item.completions)
+    with pytest.raises(UserError, match="label the samples that it has, `vigneron label"):
+        load_sampler(str(run.folder), temperature=1.0, max_new_tokens=None)

@@ -1,7 +1,7 @@
 """Comparisons from a run's samples.
 
 Samples of one prompt are compared, within a step or across steps; of a held-out prompt, the first and last completions.
-Conversations with an environment are compared whole.
+Conversations with an environment are compared whole; those of a game where a role has read the same.
 """
 
 import sqlite3
@@ -33,8 +33,7 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
     folder = RunFolder.open(run).path
     with open_samples(folder) as store:
         groups, failed = _groups(store, kind, step)
-    talked = any(isinstance(_completion(sample), list) for group in groups.values() for sample in group)
-    rows = _conversations_of_run(folder) if talked else rows_of_run(folder)
+    rows = _openings(groups.values()) or _rows_by_text(folder, groups.values())
     conversational = any(not isinstance(row["prompt"], str) for row in rows.values())
     collected = Collected()
     unknown = 0
@@ -57,6 +56,17 @@ def comparisons_of_run(run: Path, *, kind: Literal["pairs", "best"], step: int |
         )
     collected.items = in_random_order(collected.items, seed)
     return collected
+
+
+def _openings(groups: Iterable[Sequence[Sample]]) -> dict[str, Row]:
+    """Of a game: the prompts by their text, which its samples have themselves."""
+    every = ((sample.prompt, sample.extras.get("opening")) for group in groups for sample in group)
+    return {text: {"prompt": messages} for text, messages in every if is_conversation(messages)}
+
+
+def _rows_by_text(folder: Path, groups: Iterable[Sequence[Sample]]) -> dict[str, Row]:
+    talked = any(isinstance(_completion(sample), list) for group in groups for sample in group)
+    return _conversations_of_run(folder) if talked else rows_of_run(folder)
 
 
 def _in_format(prompt: Any, completion: Any) -> Any:
@@ -163,7 +173,7 @@ def _conversations_of_run(folder: Path) -> dict[str, Row]:
     """The same of a run with an environment, as it prepares its rows."""
     config = RunFolder(folder).config(user_code=True)
     if isinstance(config.environment, GameConfig):
-        raise UserError(f"'{folder}': samples of a game begin with what its roles read, and cannot be labelled yet")
+        raise UserError(f"'{folder}': its samples were stored without what the roles of the game read: train it again")
     environments = build_environments(config.environment, _tokenizer(folder, config))
     rows = rows_of_run(folder).values()
     prepared = rows if environments is None else map(environments.prepared, rows)

@@ -86,7 +86,7 @@ def _rollouts(name: str, temperature: float, max_new_tokens: int | None) -> Call
     if trained.config.method.trains == "scorer":
         raise UserError(f"'{name}' trained a reward model, which cannot generate text")
     if isinstance(trained.config.environment, GameConfig):
-        raise UserError(f"'{name}': samples of a game begin with what its roles read, and cannot be labelled yet")
+        raise UserError(f"'{name}' was trained by a game: label the samples that it has, `vigneron label {name}`")
     if trained.config.environment is None:
         tokens, stop = max_new_tokens or trained.config.max_new_tokens, tuple(trained.config.sampling.stop)
         sampling = Sampling(temperature=temperature)

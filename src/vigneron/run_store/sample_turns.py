@@ -18,6 +18,7 @@ EXTRAS = (
     "environment_reward",
     "environment_rewards",
     "turn_rewards",
+    "opening",
 )
 """Of a sample with a conversation; shown with its turns."""
 ENDED_EARLY = {

@@ -29,6 +29,8 @@ from vigneron.timing import phase
 
 ROLE = "role"
 """The column with the role of a sample."""
+OPENING = "opening"
+"""The extra with the messages that a role read before its first turn: the prompt of its sample."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Games:
             prompts=tuple(seat.prompt for seat in seats),
             completions=tuple(list(transcript.messages) for transcript in transcripts),
             columns=columns_of([seat.row for seat in seats]) | {ROLE: tuple(seat.role for seat in seats)},
-            extras=transcript_extras(transcripts) | {ROLE: tuple(seat.role for seat in seats)},
+            extras=transcript_extras(transcripts)
+            | {ROLE: tuple(seat.role for seat in seats), OPENING: tuple(seat.prompt for seat in seats)},
         )
         metrics = transcript_metrics(transcripts) | {"turns/failed": len(episodes.failures()) / len(episodes.rows)}
         for role in trained:
