@@ -372,6 +372,22 @@ def test_a_reply_that_floods_is_cut() -> None:
         talked(max_reply_tokens=2)
 
 
+def test_a_reply_of_too_many_messages_ends_its_conversation_and_not_the_run() -> None:
+    """As after a turn with many calls: the template alone is longer than `max_reply_tokens`."""
+
+    class Many(Counting):
+        def reply(self, messages: list[dict[str, Any]]) -> Reply:
+            return Reply([{"role": "user", "content": "x"}] * (30 if self.row["wanted"] == 2 else 1))
+
+    batch = talked(Many, max_reply_tokens=12)
+    cuts, turns = batch.samples.extras["cut"], batch.samples.extras["turns"]
+    assert set(cuts[4:8]) <= {"context", "length"}
+    assert "context" in cuts[4:8]
+    assert set(turns[4:8]) == {1}
+    assert "context" not in cuts[:4] + cuts[8:]
+    assert "turns" in cuts
+
+
 def test_a_conversation_that_fills_the_context_ends_and_is_truncated() -> None:
     batch = talked(lambda row, seed: Counting({}, seed), policy_of(positions=24), max_turns=8, max_reply_tokens=12)
     cuts = batch.samples.extras["cut"]

@@ -155,7 +155,8 @@ class Conversations:
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
         ids = self._written(drafts)
         for number, of_reply in ids.items():
-            if self.transcripts[number].spans[-1][1] + len(of_reply) >= self._rooms[number]:
+            too_long = len(of_reply) > self._options.max_reply_tokens
+            if too_long or self.transcripts[number].spans[-1][1] + len(of_reply) >= self._rooms[number]:
                 ids[number] = self._cut(number, "context")
             else:
                 self.transcripts[number].messages += drafts[number].messages()
@@ -203,16 +204,15 @@ class Conversations:
         return None
 
     def _written(self, drafts: Mapping[int, Draft]) -> dict[int, tuple[int, ...]]:
-        """The tokens of each reply, its longest texts cut if it is too long."""
+        """The tokens of each reply, its longest texts cut if it is too long. One of many messages, as of a turn with
+        many calls, may still be."""
         most = self._options.max_reply_tokens
         ids: dict[int, tuple[int, ...]] = {}
         left = list(drafts)
         while left:
             answered = [Answered(self._conversation(s), drafts[s].messages(), drafts[s].last) for s in left]
             ids |= zip(left, replies_ids(self._tokenizer, answered, self._environments.tools), strict=True)
-            left = [sample for sample in left if len(ids[sample]) > most]
-            for number in left:
-                drafts[number].shorten(len(ids[number]), most)
+            left = [s for s in left if len(ids[s]) > most and drafts[s].shorten(len(ids[s]), most)]
         for number, draft in drafts.items():
             if draft.is_cut:
                 self.transcripts[number].logs[-1]["shortened"] = True

@@ -40,12 +40,16 @@ class Draft:
             for text in [message["content"]]
         ]
 
-    def shorten(self, tokens: int, most: int) -> None:
-        """Cut the longest text, because the reply has so many tokens."""
+    def shorten(self, tokens: int, most: int) -> bool:
+        """Cut the longest text, because the reply has so many tokens. False if there are too many messages: they do
+        not fit without any text."""
         longest = max(range(len(self.kept)), key=self.kept.__getitem__)
-        if not self.kept[longest]:
+        if self.kept[longest]:
+            self.kept[longest] = min(self.kept[longest] - 1, self.kept[longest] * most // tokens)
+            return True
+        if len(self.kept) == 1:
             raise UserError(
                 f"environment.max_reply_tokens: the chat template alone takes {tokens} tokens of a reply: "
                 f"set it above {most}"
             )
-        self.kept[longest] = min(self.kept[longest] - 1, self.kept[longest] * most // tokens)
+        return False
