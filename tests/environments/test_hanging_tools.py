@@ -45,7 +45,7 @@ def test_a_tool_that_hangs_is_given_up(released: threading.Event) -> None:
 
     async def reply() -> Reply:
         try:
-            return await environment.reply([environment.read(raw, raw)])
+            return await environment.reply([environment.read_turn(raw, raw)])
         finally:
             released.set()  # for the loop's end, which cancels again
 
@@ -146,7 +146,7 @@ def test_a_cancelled_reply_gives_its_calls_up(released: threading.Event) -> None
     environment = ToolEnvironment(ROW, 0, tools=tools, format=FORMATS[-1][0])
 
     async def cancelled() -> None:
-        task = asyncio.ensure_future(environment.reply([environment.read("[hang()]", "")]))
+        task = asyncio.ensure_future(environment.reply([environment.read_turn("[hang()]", "")]))
         await asyncio.to_thread(started.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -27,7 +27,7 @@ def ran(code: str, timeout_s: float = 20.0) -> tuple[str, int]:
     """What the model reads, and the number of errors."""
     raw = f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"
     own = environment(timeout_s)
-    reply = asyncio.run(own.reply([own.read(raw, raw)]))
+    reply = asyncio.run(own.reply([own.read_turn(raw, raw)]))
     assert not isinstance(reply.messages, str)
     return reply.messages[0]["content"], reply.log["tool_errors"]
 

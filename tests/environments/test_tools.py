@@ -29,7 +29,7 @@ async def greet(name: str) -> str:
 def test_a_turn_with_calls_is_answered_by_their_results() -> None:
     environment = tool_environment([add, greet], QWEN)(ROW, 0)
     raw = f"Let me see.\n{call('add', a=2, b=3)}\n{call('greet', name='Ann')}"
-    message = environment.read(raw, raw)
+    message = environment.read_turn(raw, raw)
     assert message == {
         "role": "assistant",
         "content": "Let me see.",
@@ -44,12 +44,12 @@ def test_a_turn_with_calls_is_answered_by_their_results() -> None:
         {"role": "tool", "name": "greet", "tool_call_id": "call00002", "content": "Hello, Ann!"},
     ]
     assert (reply.done, reply.reward, reply.log) == (False, None, {"tool_calls": 2, "tool_errors": 0})
-    assert environment.read(call("add", a=1), "")["tool_calls"][0]["id"] == "call00003"
+    assert environment.read_turn(call("add", a=1), "")["tool_calls"][0]["id"] == "call00003"
 
 
 def test_a_turn_without_calls_ends_the_conversation() -> None:
     environment = run(add)
-    message = environment.read("It is 5.<|special|>", "It is 5.")
+    message = environment.read_turn("It is 5.<|special|>", "It is 5.")
     assert message == {"role": "assistant", "content": "It is 5."}
     assert asyncio.run(environment.reply([message])) == Reply(done=True, log={"tool_calls": 0, "tool_errors": 0})
 
@@ -82,7 +82,7 @@ def test_a_bad_call_is_an_error_that_the_model_reads(turn: str, line: str) -> No
 
 
 def test_a_bad_call_keeps_the_text() -> None:
-    assert run(add).read("Well <tool_call>{<|x|>", "Well <tool_call>{")["content"] == "Well <tool_call>{"
+    assert run(add).read_turn("Well <tool_call>{<|x|>", "Well <tool_call>{")["content"] == "Well <tool_call>{"
 
 
 def test_the_error_of_an_unparsed_turn_has_a_role_that_the_template_writes() -> None:
@@ -94,17 +94,17 @@ def test_the_error_of_an_unparsed_turn_has_a_role_that_the_template_writes() -> 
 def test_channels_become_keys() -> None:
     environment = tool_environment([add], template("gptoss"))(ROW, 0)
     start = "<|channel|>analysis<|message|>Sum.<|end|><|start|>assistant"
-    message = environment.read(f'{start}<|channel|>commentary to=functions.add<|message|>{{"a": 2}}', "")
+    message = environment.read_turn(f'{start}<|channel|>commentary to=functions.add<|message|>{{"a": 2}}', "")
     assert (message["content"], message["thinking"]) == ("", "Sum.")
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2}}
-    message = environment.read(f"{start}<|channel|>final<|message|>3", "analysisSum.assistantfinal3")
+    message = environment.read_turn(f"{start}<|channel|>final<|message|>3", "analysisSum.assistantfinal3")
     assert message == {"role": "assistant", "content": "3", "thinking": "Sum."}
 
 
 def test_values_without_types_get_them_from_the_schema() -> None:
     environment = tool_environment([add], template("qwen3_5_nothink"))(ROW, 0)
     raw = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>"
-    assert environment.read(raw, raw)["tool_calls"][0]["function"]["arguments"] == {"a": 2}
+    assert environment.read_turn(raw, raw)["tool_calls"][0]["function"]["arguments"] == {"a": 2}
     assert contents(answer(environment, raw)) == ["3"]
     wrong = raw.replace("\n2\n", "\ntwo\n")
     assert contents(answer(environment, wrong)) == ["error: argument 'a' of 'add' should be a whole number, not 'two'"]
@@ -113,7 +113,7 @@ def test_values_without_types_get_them_from_the_schema() -> None:
 def test_a_template_that_writes_no_calls_gets_them_in_the_content() -> None:
     smollm = '{% if tools %}<tool_call>{"name": …}</tool_call>{% endif %}{{ message.content }}'
     environment = tool_environment([add], smollm)(ROW, 0)
-    message = environment.read(f"Well. {call('add', a=1)}", "")
+    message = environment.read_turn(f"Well. {call('add', a=1)}", "")
     assert message["content"] == f"Well. {call('add', a=1)}"
     assert "tool_calls" not in message
     assert contents(asyncio.run(environment.reply([message]))) == ["2"]

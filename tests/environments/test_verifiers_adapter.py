@@ -251,7 +251,7 @@ def test_tools_are_called_and_their_schemas_are_in_the_rows() -> None:
         said('{"name": "add", "arguments": {"a": 1}}'),
         "42",
     ]
-    turns = [environment.read(each, each) for each in raw]
+    turns = [environment.read_turn(each, each) for each in raw]
     assert [len(turn.get("tool_calls", ())) for turn in turns] == [1, 1, 0]
     good, bad, last = converse(environment, prompt, turns)
     assert good.messages == ({"role": "tool", "content": "42", "tool_call_id": "call00001"},)
@@ -264,13 +264,13 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
     environment, prompt = started("tools", calls="qwen_coder")
     parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in (("a", 40), ("b", 2)))
     raw = f"<tool_call>\n<function=add>\n{parameters}</function>\n</tool_call>"
-    (reply,) = converse(environment, prompt, [environment.read(raw, raw)])
+    (reply,) = converse(environment, prompt, [environment.read_turn(raw, raw)])
     assert reply.messages[0]["content"] == "42"
 
 
 def test_a_call_that_cannot_be_parsed_is_an_answer() -> None:
     environment, prompt = started("tools", calls="hermes")
-    turn = environment.read('<tool_call>{"name": "add"', '{"name": "add"')
+    turn = environment.read_turn('<tool_call>{"name": "add"', '{"name": "add"')
     assert turn == {"role": "assistant", "content": '{"name": "add"'}
     (last,) = converse(environment, prompt, [turn])
     assert (last.done, last.reward) == (True, 0.0)

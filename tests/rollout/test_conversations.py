@@ -357,6 +357,27 @@ def test_one_that_hangs_is_given_up() -> None:
     assert sum(error is not None for error in batch.samples.extras["environment_error"]) == 2
 
 
+def test_a_turn_that_cannot_be_read_takes_its_sample_out() -> None:
+    class Library(Counting):
+        """Its `read` and `cut` have nothing to do with turns."""
+
+        cut = 3
+
+        def read(self, page: int) -> str:
+            raise AssertionError
+
+    class Unread(Counting):
+        def read_turn(self, raw: str, text: str) -> Any:
+            assert self.row["wanted"] > 1, "no call"
+            return {"role": "assistant", "content": text} if self.row["wanted"] > 2 else text
+
+    assert talked(Library, max_turns=2).samples.extras["environment_error"] == (None,) * 12
+    errors = talked(Unread).samples.extras["environment_error"]
+    assert errors[:4] == (None,) * 4
+    assert all("an assistant's message is needed, not" in error for error in errors[4:8])
+    assert all("raised AssertionError: no call" in error and "in `read_turn`" in error for error in errors[8:])
+
+
 def test_a_reply_that_floods_is_cut() -> None:
     class Flooding(Counting):
         def reply(self, messages: list[dict[str, Any]]) -> Reply:

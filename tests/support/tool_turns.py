@@ -34,7 +34,7 @@ def call(tool: str, /, **arguments: Any) -> str:
 def answer(environment: ToolEnvironment, *turns: str) -> Reply:
     """The reply to a turn, checked as the rollout does."""
     raw = "\n".join(turns)
-    message = environment.read(raw, raw)
+    message = environment.read_turn(raw, raw)
     return checked_reply(asyncio.run(environment.reply([{"role": "user", "content": "question"}, message])))
 
 

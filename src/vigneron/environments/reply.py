@@ -5,8 +5,10 @@ the model's last turn; or a function `reply(messages, row, seed, **options)`. Ei
 conversation so far, the row's prompt first; `seed` is a whole number drawn from (seed, step, sample).
 
 A class may have a method `cut()`, called when `max_turns`, a turn's length or the context ends a conversation. It
-returns a last `Reply(done=True)`, whose reward is added to that of the last turn. A static or class method
-`check_options(**options)` is called before a run, and by `vigneron validate`: it raises if they are wrong.
+returns a last `Reply(done=True)`, whose reward is added to that of the last turn. A method `read_turn(raw, text)` turns
+what was sampled into the assistant's message, if that should have more than a content, such as tool calls: `raw` has
+special tokens, `text` has none. A static or class method `check_options(**options)` is called before a run, and by
+`vigneron validate`: it raises if they are wrong.
 """
 
 import json

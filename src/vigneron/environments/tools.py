@@ -53,7 +53,7 @@ class Tool:
 
 
 class ToolEnvironment:
-    """Of one sample. `read` turns a sampled turn into a message, `reply` answers the last message."""
+    """Of one sample. `read_turn` turns a sampled turn into a message, `reply` answers the last message."""
 
     keeps_messages = True
     """`reply` leaves the messages as they are, so it is given no copy."""
@@ -74,7 +74,7 @@ class ToolEnvironment:
         if any(hasattr(one, REWARD) for one in self._objects.values()):
             self.cut = self._scored
 
-    def read(self, raw: str, text: str) -> Message:
+    def read_turn(self, raw: str, text: str) -> Message:
         """The assistant's message of a sampled turn: `raw` is its text with special tokens and without its end token,
         `text` the same without special tokens."""
         try:

@@ -70,7 +70,7 @@ class VerifiersEnvironment:
         """Before a run: the package is there, has the environment, and its tools can be called."""
         _format(load(env, args), calls)
 
-    def read(self, raw: str, text: str) -> Message:
+    def read_turn(self, raw: str, text: str) -> Message:
         """The message of a sampled turn, with its tool calls. Calls that cannot be parsed are text, so an answer."""
         try:
             turn = None if self.format is None else self.format.parse(raw)

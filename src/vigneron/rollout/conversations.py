@@ -20,7 +20,7 @@ from vigneron.environments.calls import Call, CallFailed, Calls, raised
 from vigneron.environments.reply import BadReply, Environment, checked_reply
 from vigneron.errors import UserError
 from vigneron.policy.chat import stop_at
-from vigneron.policy.message_forms import Message, copied
+from vigneron.policy.message_forms import Message, copied, is_message
 from vigneron.policy.model import Policy
 from vigneron.policy.reply_tokens import Answered, replies_ids
 from vigneron.rollout.engine.request import Completions, Turn
@@ -114,7 +114,12 @@ class Conversations:
         for turn, (text, raw) in zip(turns, self._texts(turns), strict=True):
             transcript, environment = self.transcripts[turn.sample], self._instances[turn.sample]
             transcript.spans.append((turn.start, turn.start + len(turn.ids)))
-            transcript.messages.append(_message(environment, text, raw))
+            transcript.messages.append({"role": "assistant", "content": text})
+            try:
+                transcript.messages[-1] = _message(environment, text, raw)
+            except Exception as error:  # user code: it takes its sample out
+                transcript.error = f"{raised(error)} in `read_turn`"
+                environment = self._instances[turn.sample] = None
             if environment is not None:
                 messages = self._conversation(turn.sample)
                 if not getattr(environment, "keeps_messages", False):
@@ -166,7 +171,7 @@ class Conversations:
         """End a conversation that its environment has not ended, which may score what is there."""
         self.transcripts[sample].cut = why
         cut = getattr(self._instances[sample], "cut", None)
-        if cut is not None:
+        if callable(cut):
             self._cut_calls[sample] = self._calls.start([cut])[0]
         return ()
 
@@ -221,8 +226,10 @@ class Conversations:
 
 def _message(environment: Environment | None, text: str, raw: str) -> Message:
     """A turn as a message, with tool calls where the environment reads them; `raw` is its text with special tokens."""
-    read = getattr(environment, "read", None)
-    message: Message = {"role": "assistant", "content": text} if read is None else read(raw, text)
+    read_turn = getattr(environment, "read_turn", None)
+    message: Message = {"role": "assistant", "content": text} if read_turn is None else read_turn(raw, text)
+    if not is_message(message) or message["role"] != "assistant":
+        raise TypeError(f"an assistant's message is needed, not {message!r:.60}")
     return message
 
 
