@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -310,6 +311,8 @@ DEEP["itself"] = DEEP
         (Reply("x", reward=10**400), "`reward` should be a number or None, not int"),
         (Reply("x", log={"deep": DEEP}), "`log` cannot be written as JSON"),
         (Reply("x", log={"text": Text()}), "`log` cannot be written as JSON"),
+        (Reply("x", log={"row": SimpleNamespace(item="x")}), "cannot be written as JSON: a value of type SimpleName"),
+        (Reply("x", log={"t": torch.ones(2)}), "`log` cannot be written as JSON"),
         (Reply("x", log={"long": "x" * 30_000}), "`log` should have at most 20000 characters"),
         (Reply("x", log=None), "`log` should be a dict"),  # type: ignore[arg-type]
         (Reply("x", done="yes"), "`done` should be True or False, not 'yes'"),  # type: ignore[arg-type]
@@ -323,9 +326,10 @@ def test_a_reply_that_cannot_be_used_says_so(reply: Reply, message: str) -> None
     assert message in str(error.value)
 
 
-def test_numbers_of_numpy_are_fine() -> None:
-    reply = checked_reply(Reply("x", np.float32(0.5), np.bool_(False), {"n": np.int64(3)}))  # type: ignore[arg-type]
-    assert (reply.reward, reply.done, reply.log) == (0.5, False, {"n": 3})
+def test_numbers_of_numpy_and_torch_are_fine() -> None:
+    log = {"n": np.int64(3), "t": torch.tensor(2.5), "many": [np.float32(0.5)]}
+    reply = checked_reply(Reply("x", np.float32(0.5), np.bool_(False), log))  # type: ignore[arg-type]
+    assert (reply.reward, reply.done, reply.log) == (0.5, False, {"n": 3, "t": 2.5, "many": [0.5]})
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), TimeoutError()])

@@ -23,7 +23,6 @@ from vigneron.policy.message_forms import Message
 ROLES = ("user", "system", "tool")
 LONGEST_LOG = 20_000
 """Characters."""
-TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 FLAT = {str, int, float, bool, type(None)}
 
 
@@ -97,13 +96,18 @@ def _message(given: Any) -> Message:
 def checked_log(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise BadReply("`log` should be a dict with texts as keys")
-    log: dict[str, Any] = _plain({name: _number(value) for name, value in given.items()}, "`log`", LONGEST_LOG)
+    log: dict[str, Any] = _plain(dict(given), "`log`", LONGEST_LOG)
     return log
 
 
 def _number(value: Any) -> Any:
-    """numpy's and torch's numbers as Python's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+    """numpy's and torch's numbers as Python's. Raises for other objects."""
+    if not callable(getattr(value, "item", None)):
+        raise TypeError(f"a value of type {type(value).__name__}")
+    return value.item()
+
+
+TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_number)
 
 
 def _plain(given: Any, what: str, most: float = math.inf) -> Any:
