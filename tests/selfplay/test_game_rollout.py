@@ -69,6 +69,9 @@ def test_roles_may_speak_at_once() -> None:
     assert ann[1]["content"] == str(len(bob[0]["content"]))
     assert batch.samples.extras["environment_reward"][0] == 2.0
     assert batch.samples.extras["environment_reward"][3] == 0.0
+    cut = played(**{"class": "support.talking:Together", "max_turns": 1}).samples
+    assert cut.extras["turns"] == (1,) * 12
+    assert cut.extras["cut"] == ("turns",) * 12
 
 
 @pytest.mark.slow

@@ -149,10 +149,8 @@ class Episodes:
         on_policy = self.games.on_policy
         own_player = policy_player(on_policy.policy)
         players = {role: self.games.players.get(role, own_player) for role in self.games.roles}
-        to_play = self._follow(self._on_rank0(self._start))
-        for turn in range(self.games.options.max_turns * len(self.games.roles)):
-            if not to_play:
-                return
+        to_play, turn = self._follow(self._on_rank0(self._start)), 0
+        while to_play := self._within_turns(to_play):
             with phase("turns"):
                 for player in dict.fromkeys(players[role] for _, role in to_play):
                     own = [place for place in to_play if players[place[1]] is player]
@@ -166,9 +164,14 @@ class Episodes:
                     turns.setdefault(episode, {})[role] = str(seat.transcript.messages[-1]["content"])
             open_episodes = {episode: texts for episode, texts in turns.items() if not self._is_stopped(episode)}
             with phase("replies"):
-                to_play = self._follow(self._on_rank0(partial(self._played, open_episodes)))
-        for episode in {episode for episode, _ in to_play}:
+                to_play, turn = self._follow(self._on_rank0(partial(self._played, open_episodes))), turn + 1
+
+    def _within_turns(self, to_play: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Those of episodes in which no role would have more than `max_turns`; the others end."""
+        full = {episode for episode, role in to_play if self.seats[episode, role].turns == self.games.options.max_turns}
+        for episode in full:
             self._stop(episode, None, "turns")
+        return [(episode, role) for episode, role in to_play if episode not in full]
 
     def _on_rank0(self, function: Callable[[], Any]) -> Any:
         """Games are on rank 0: they need not be the same function of their arguments twice."""

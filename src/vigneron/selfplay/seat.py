@@ -31,6 +31,11 @@ class Seat:
         """The conversation as this role sees it."""
         return [*self.prompt, *self.transcript.messages]
 
+    @property
+    def turns(self) -> int:
+        """How many it has had."""
+        return sum(message["role"] == "assistant" for message in self.transcript.messages)
+
     def read(self, tokenizer: Any) -> None:
         """Take in what is unread: its prompt before the first turn, a reply later."""
         if not self.prompt:
