@@ -74,6 +74,37 @@ def test_roles_may_speak_at_once() -> None:
     assert cut.extras["cut"] == ("turns",) * 12
 
 
+class Flooding:
+    """Its roles read a text or, if it is the second row's, many messages, after their first turns."""
+
+    roles = ("ann", "bob")
+
+    def __init__(self, row: dict[str, Any], seed: int) -> None:
+        self.topic, self.rounds = row["topic"], 0
+
+    def start(self) -> Round:
+        return Round(self.roles, dict.fromkeys(self.roles, "go"))
+
+    def play(self, turns: dict[str, str]) -> Round:
+        self.rounds += 1
+        news = "y" * 10_000 if self.topic == "one" else [{"role": "user", "content": "x"}] * 60
+        return Round(() if self.rounds == 2 else self.roles, dict.fromkeys(self.roles, news))
+
+
+def test_what_a_game_writes_is_cut_at_max_reply_tokens() -> None:
+    policy = policy_of()
+    batch = played(policy, **{"class": f"{__name__}:Flooding", "max_reply_tokens": 40})
+    samples = batch.samples
+    assert samples.extras["turns"] == (2,) * 6 + (1,) * 6
+    assert samples.extras["cut"] == (None,) * 6 + ("context",) * 6
+    for spans, messages in zip(samples.spans[:6], samples.completions[:6], strict=True):
+        assert 20 < spans[1][0] - spans[0][1] <= 40
+        assert messages[1]["content"].endswith("y\n[the rest is cut]")
+    mask = samples.mask_BT
+    now = score(policy, batch, Sampling()).logprobs_BT.detach()
+    torch.testing.assert_close(samples.behaviour_BT[mask], now[mask], atol=1e-5, rtol=0)
+
+
 @pytest.mark.slow
 def test_a_frozen_model_plays_and_is_not_trained(tmp_path: Path) -> None:
     other = {"kind": "local", "model": str(talking_folder(tmp_path))}

@@ -36,6 +36,7 @@ class HowToSample:
 
     sampling: Sampling | None
     max_new_tokens: int
+    max_reply_tokens: int
     seed: int
     step: int
     microbatch_tokens: int
@@ -47,7 +48,7 @@ def policy_turns(policy: Policy, how: HowToSample, seats: Sequence[Seat], turn: 
     """Turns of the policy in training: tokens and log-probs are kept."""
     stop_at_turn_end(policy, [seats[0].unread or seats[0].prompt])
     for seat in seats:
-        seat.read(policy.tokenizer)
+        seat.read(policy.tokenizer, how.max_reply_tokens)
     limit = policy.context_length
     full = [s for s in seats if limit and len(s.prompt_ids) + len(s.completion_ids) + how.max_new_tokens > limit]
     for seat in full:

@@ -118,6 +118,7 @@ class Episodes:
         self.how = HowToSample(
             on_policy.sampling,
             on_policy.max_new_tokens,
+            games.options.max_reply_tokens,
             on_policy.seed,
             step,
             on_policy.microbatch_tokens,

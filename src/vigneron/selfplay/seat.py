@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vigneron.data.prompts import Row, prompts_token_ids
+from vigneron.environments.reply import Reply
 from vigneron.policy.message_forms import Message
 from vigneron.policy.reply_tokens import reply_ids
 from vigneron.rollout.conversations import Transcript
+from vigneron.rollout.reply_draft import Draft
 
 
 @dataclass
@@ -36,17 +38,29 @@ class Seat:
         """How many it has had."""
         return sum(message["role"] == "assistant" for message in self.transcript.messages)
 
-    def read(self, tokenizer: Any) -> None:
-        """Take in what is unread: its prompt before the first turn, a reply later."""
+    def read(self, tokenizer: Any, max_reply_tokens: int) -> None:
+        """Take in what is unread: its prompt before the first turn, a reply later, whose longest texts are cut if it
+        is too long."""
         if not self.prompt:
             self.prompt = list(self.unread)
             (self.prompt_ids,) = prompts_token_ids(tokenizer, [self.prompt], rows=[{**self.row, "prompt": self.prompt}])
         elif self.unread:
-            ids = reply_ids(tokenizer, self.conversation, self.unread, self.completion_ids[-1])
+            draft = Draft.of(Reply(self.unread), self.completion_ids[-1], max_reply_tokens)
+            ids = self._written(tokenizer, draft)
+            while len(ids) > max_reply_tokens and draft.shorten(len(ids), max_reply_tokens):
+                ids = self._written(tokenizer, draft)
+            if draft.is_cut:
+                self.transcript.logs[-1]["shortened"] = True
+            if len(ids) > max_reply_tokens:
+                self.transcript.cut = "context"
+                return
             self.completion_ids += ids
             self.behaviour += [0.0] * len(ids)
-            self.transcript.messages += self.unread
+            self.transcript.messages += draft.messages()
         self.unread = []
+
+    def _written(self, tokenizer: Any, draft: Draft) -> tuple[int, ...]:
+        return reply_ids(tokenizer, self.conversation, draft.messages(), draft.last)
 
     def write(self, text: str, ids: Sequence[int], logprobs: Sequence[float], truncated: bool) -> None:
         """Take a turn."""
