@@ -54,6 +54,9 @@ BROKEN: dict[str, list[tuple[str, str]]] = {
         ("[f(x=__import__('os'))]", "a value should be a literal"),
         ("[f(x='a)]", "a text is not closed"),
         ("[f(x='\\q')]", "an escape that Python does not know"),
+        ("[f(x='\\400')]", "an escape that Python does not know"),
+        ("[f(x='\\x4')]", "an escape that Python does not know"),
+        ("[f(x='\\N{no such name}')]", "an escape that Python does not know"),
         ("[f(x=1, x=2)]", "has 'x' twice"),
         ("[f(x=1)] done", "text after the list of calls: 'done'"),
         ("[f(x=" + "[" * 40 + "]" * 40 + ")]", "nested more than 32 levels"),
@@ -167,6 +170,13 @@ def test_calls_within_reasoning_are_not_made() -> None:
     assert qwen.parse(f"<think>\n{call}") == ParsedTurn(f"<think>\n{call}")  # cut within it
     assert len(qwen.parse(f"as the prompt opened it</think>{call}").calls) == 1
     assert len(qwen.parse(call).calls) == 1
+
+
+def test_reading_an_escape_does_not_change_the_warnings_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warnings.catch_warnings", None)
+    assert BY_NAME["pythonic"].parse(r"[f(x='\n')]").calls == (Call("f", {"x": "\n"}),)
+    with pytest.raises(BadCall, match="an escape that Python does not know"):
+        BY_NAME["pythonic"].parse(r"[f(x='\q')]")
 
 
 def test_one_call_a_turn_where_the_template_writes_one() -> None:

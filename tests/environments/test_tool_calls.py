@@ -197,7 +197,9 @@ WRITTEN: dict[str, list[tuple[str, ParsedTurn]]] = {
             '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
             ParsedTurn("", (Call("f", F), Call("g", {}))),
         ),
+        ('{"type" : "function", "name": "f", "parameters": {"x": 1}}', ParsedTurn("", (Call("f", F),))),
         ('{"answer": 3}', ParsedTurn('{"answer": 3}')),
+        ('{"type": "cat", "name": "Tom"}', ParsedTurn('{"type": "cat", "name": "Tom"}')),
     ],
     "pythonic": [
         (
@@ -209,6 +211,10 @@ WRITTEN: dict[str, list[tuple[str, ParsedTurn]]] = {
         (
             r"""[f(x='it\'s \n', y=True, z=false, w=-3)]""",
             ParsedTurn("", (Call("f", {"x": "it's \n", "y": True, "z": False, "w": -3}),)),
+        ),
+        (
+            r"""[f(x='\\ \" \101\7 \x41\u00e9\U0001F600\N{BULLET}')]""",
+            ParsedTurn("", (Call("f", {"x": '\\ " A\x07 A\u00e9\U0001f600\u2022'}),)),
         ),
         ("[1, 2]", ParsedTurn("[1, 2]")),
     ],

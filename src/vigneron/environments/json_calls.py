@@ -1,5 +1,7 @@
 """Calls whose arguments are JSON: Hermes and Qwen, Llama 3, Mistral, DeepSeek, Phi-4-mini, Granite, Kimi, gpt-oss."""
 
+import re
+
 from vigneron.environments.call_syntax import (
     BadCall,
     Call,
@@ -13,6 +15,8 @@ from vigneron.environments.call_syntax import (
 )
 
 PYTHON_TAG = "<|python_tag|>"
+TYPE = re.compile(r'"type"\s*+:\s*+"function"')
+"""As Llama's own models often begin a call."""
 
 
 def hermes(raw: str) -> ParsedTurn:
@@ -63,7 +67,7 @@ def _begins_call(text: str) -> bool:
     if not reader.take("{"):
         return False
     reader.skip_space()
-    return reader.starts('"name"')
+    return reader.starts('"name"') or TYPE.match(text, reader.at) is not None
 
 
 def mistral(raw: str) -> ParsedTurn:

@@ -7,7 +7,6 @@ Values are literals. They are read here and not by Python's parser, whose errors
 
 import ast
 import re
-import warnings
 from typing import Any
 
 from vigneron.environments.call_syntax import MAX_DEPTH, BadCall, Call, ParsedTurn, Reader, checked_value, quoted
@@ -16,6 +15,10 @@ from vigneron.environments.tagged_calls import number
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*+")
 # Of one line; `\\.` takes an escaped quote.
 TEXT = re.compile(r"""'(?:[^'\\\n]++|\\.)*+'|"(?:[^"\\\n]++|\\.)*+\"""")
+# What Python warns of is refused here: to catch its warnings would change those of other threads.
+ESCAPED = re.compile(
+    r"""(?:[^\\]++|\\(?:[\\'"abfnrtv]|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|x[0-9a-fA-F]{2}|[uUN]))*+"""
+)
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 
@@ -126,10 +129,10 @@ def _text(reader: Reader) -> str:
         reader.at = match.end()
         return match.group()[1:-1]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # an unknown escape
-            value = ast.literal_eval(match.group())
-    except (ValueError, SyntaxError, Warning):
+        if ESCAPED.fullmatch(match.group()) is None:
+            raise ValueError
+        value = ast.literal_eval(match.group())
+    except (ValueError, SyntaxError):
         raise BadCall(f"a text has an escape that Python does not know: {quoted(match.group())}") from None
     reader.at = match.end()
     return str(value)

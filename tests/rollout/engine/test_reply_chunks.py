@@ -10,7 +10,7 @@ from support.tiny_models import tiny_policy
 from vigneron.core.draws import Sampling
 from vigneron.policy.attention import LocalAttention
 from vigneron.policy.model import Policy
-from vigneron.rollout.engine import cached_attention
+from vigneron.rollout.engine import agreement, cached_attention
 from vigneron.rollout.engine.cached_attention import AttentionModifiers, Chunk, attend_to_chunk
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.reply_chunks import READ_FROM, reply_chunks
@@ -107,3 +107,7 @@ def test_a_model_that_chunks_are_wrong_for_reads_one_token_a_step(monkeypatch: p
     sampler_of(policy).reads_chunks = None  # type: ignore[attr-defined]
     assert _conversations(policy) > 20
     assert sampler_of(policy).reads_chunks is False  # type: ignore[attr-defined]
+    written = sample(policy, [[*range(1, 8)], [8]], max_new_tokens=agreement.NEW_TOKENS).ids_BT.tolist()
+    policy.eos_ids = frozenset({written[0][1]})  # one of the two turns that are tried ends before the other
+    assert written[0][1] not in written[1]
+    assert not agreement.reads_chunks(policy, sampler_of(policy))  # type: ignore[arg-type]

@@ -23,7 +23,8 @@ class _OneReply:
 
     size: int
     """Of the vocabulary."""
-    patience: int = 0
+    patience: int = NEW_TOKENS
+    """Until both turns have ended: replies that come at once are read in one chunk."""
     turns: list[Turn] = field(default_factory=list)
 
     def ask(self, turns: Sequence[Turn]) -> None:
