@@ -1,6 +1,7 @@
 """Classes of tools in the form of TRL's `environment_factory`: `reset` before, `get_reward` after."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -79,4 +80,13 @@ def test_a_reward_that_cannot_be_used_takes_the_sample_out(monkeypatch: pytest.M
 def test_a_reset_that_returns_a_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counter, "reset", lambda self, **columns: "You are at 3.")
     with pytest.raises(ValueError, match=r"Counter.reset returned 'You are at 3.', and can only return None"):
-        environment(Counter)
+        answer(environment(Counter), "done")
+
+
+def test_a_reset_that_hangs_takes_the_sample_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = threading.Event()
+    monkeypatch.setattr(Counter, "reset", lambda self, **columns: forever.wait())
+    for turn in ("done", call("add", n=4)):
+        with pytest.raises(RuntimeError, match=r"Counter could not be made: it did not end within 0.05 s"):
+            answer(environment(Counter, timeout_s=0.05), turn)
+    forever.set()

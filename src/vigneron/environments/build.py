@@ -65,8 +65,8 @@ def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
         timeout_s=config.timeout_s,
         max_result_chars=config.max_result_chars,
     )
-    # Every call has its own limit; those of one object run after each other.
-    patient = config.model_copy(update={"timeout_s": (MAX_CALLS + 1) * config.timeout_s})
+    # Every call has its own limit; those of one object run after each other, and after it is made.
+    patient = config.model_copy(update={"timeout_s": (MAX_CALLS + 2) * config.timeout_s})
     tools = made.schemas if made.format.takes_tools else None
     return Environments(
         "environment.tools",

@@ -1,11 +1,12 @@
 """Objects whose methods are tools, one for each sample, in the form of TRL's `environment_factory`.
 
-`reset` and `get_reward` are no tools: the first is called with the row's columns before the conversation, the second
-after it, for what it earned.
+`reset` and `get_reward` are no tools: the first is called with the row's columns before the first tool, the second after
+the conversation, for what it earned.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from vigneron.environments.reply import checked_reward
@@ -28,8 +29,15 @@ def tool_methods(owner: type) -> list[Callable[..., Any]]:
     return methods
 
 
-def made(owner: type, row: Mapping[str, Any], seed: int) -> Any:
-    """An object, which may take the row and the seed."""
+async def made(owner: type, row: Mapping[str, Any], seed: int, threads: CallThreads, limit_s: float) -> Any:
+    """An object, which may take the row and the seed, after its `reset`."""
+    try:
+        return await value_of(partial(_made, owner, row, seed), threads, limit_s)
+    except ToolFailure as failure:
+        raise RuntimeError(f"{owner.__name__} could not be made: {failure}") from None
+
+
+def _made(owner: type, row: Mapping[str, Any], seed: int) -> Any:
     instance = owner(**_arguments(owner, row, seed))
     reset = getattr(instance, RESET, None)
     if reset is not None and (text := reset(**row)) is not None:

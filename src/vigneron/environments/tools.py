@@ -68,10 +68,12 @@ class ToolEnvironment:
         max_result_chars: int = 4000,
     ) -> None:
         self._tools, self._format, self._max_result_chars = tools, format, max_result_chars
-        owners = dict.fromkeys(tool.owner for tool in tools.values() if tool.owner is not None)
-        self._objects = {owner: made(owner, row, seed) for owner in owners}
+        self._row, self._seed = row, seed
+        self._owners = dict.fromkeys(tool.owner for tool in tools.values() if tool.owner is not None)
+        self._objects: dict[type, Any] = {}
+        self._limit_s = max(tool.limit_s for tool in tools.values())
         self._calls = 0
-        if any(hasattr(one, REWARD) for one in self._objects.values()):
+        if any(hasattr(owner, REWARD) for owner in self._owners):
             self.cut = self._scored
 
     def read_turn(self, raw: str, text: str) -> Message:
@@ -111,6 +113,7 @@ class ToolEnvironment:
         calls = last.get("tool_calls") or last.get(PARSED_CALLS) or ()
         if not calls:
             return replace(await self._scored(), log={"tool_calls": 0, "tool_errors": 0})
+        await self._make_objects()
         results: dict[int, tuple[str, bool]] = {}
         groups = self._groups(calls)
         if len(groups) == 1:  # no task of its own for the most frequent case
@@ -126,8 +129,15 @@ class ToolEnvironment:
 
     async def _scored(self) -> Reply:
         """The end of the conversation, with the reward of objects that give one."""
-        limit_s = max(tool.limit_s for tool in self._tools.values())
-        return Reply(done=True, reward=await reward_of(self._objects.values(), shared_threads(), limit_s))
+        await self._make_objects()
+        return Reply(done=True, reward=await reward_of(self._objects.values(), shared_threads(), self._limit_s))
+
+    async def _make_objects(self) -> None:
+        """Before the first call, beside the sampling: a user's `reset` may be slow, or hang."""
+        for owner in self._owners:
+            if owner not in self._objects:
+                arguments = owner, self._row, self._seed, shared_threads(), self._limit_s
+                self._objects[owner] = await made(*arguments)
 
     def _groups(self, calls: Sequence[Any]) -> list[list[int]]:
         """Which calls run after each other: those of one object's methods. All others run at the same time."""
