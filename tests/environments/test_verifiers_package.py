@@ -1,8 +1,10 @@
 """Without the package, or with a version that has no environments of this kind: one line that says what to install."""
 
+import asyncio
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -51,3 +53,36 @@ def test_a_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> N
     config = PythonEnvironmentConfig.model_validate({"kind": "python", "class": adapter, "options": {"env": "wordle"}})
     with pytest.raises(UserError, match="the package verifiers is not installed"):
         check_environment(config)
+
+
+class _Client:
+    def __init__(self) -> None:
+        self.questions: asyncio.Queue[list[Any]] = asyncio.Queue()
+        self.answers: asyncio.Queue[Any] = asyncio.Queue()
+
+
+class _Asking:
+    """As an environment of the package with one turn: it asks with its prompt and more."""
+
+    env_id, tool_defs = "asking", ()
+
+    def __init__(self, *more: str) -> None:
+        self.more = [{"role": "user", "content": text} for text in more]
+
+    async def run_rollout(self, row: Any, client: _Client, *_: Any) -> Any:
+        client.questions.put_nowait([*row["prompt"], *self.more])
+        return {"reward": float(await client.answers.get() is not None)}
+
+
+def test_an_environment_that_adds_to_the_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifiers_adapter, "client_class", lambda: _Client)
+    prompt = [{"role": "user", "content": "?"}]
+    turn = {"role": "assistant", "content": "yes"}
+    for more in ((), ("Be brief.",)):
+        monkeypatch.setattr(verifiers_adapter, "load", lambda env, args, more=more: _Asking(*more))
+        made = verifiers_adapter.VerifiersEnvironment({"prompt": prompt}, 0, env="asking")
+        if not more:
+            assert asyncio.run(made.reply([*prompt, turn])).reward == 1.0
+            continue
+        with pytest.raises(ValueError, match="'asking' adds messages before the first turn"):
+            asyncio.run(made.reply([*prompt, turn]))

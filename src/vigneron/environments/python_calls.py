@@ -16,9 +16,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*+")
 # Of one line; `\\.` takes an escaped quote.
 TEXT = re.compile(r"""'(?:[^'\\\n]++|\\.)*+'|"(?:[^"\\\n]++|\\.)*+\"""")
 # What Python warns of is refused here: to catch its warnings would change those of other threads.
-ESCAPED = re.compile(
-    r"""(?:[^\\]++|\\(?:[\\'"abfnrtv]|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|x[0-9a-fA-F]{2}|[uUN]))*+"""
-)
+ESCAPED = re.compile(r"""(?:[^\\]++|\\(?:[\\'"abfnrtv]|[0-3][0-7]{2}|[0-7]{1,2}(?![0-7])|x[0-9a-fA-F]{2}|[uUN]))*+""")
 CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
 

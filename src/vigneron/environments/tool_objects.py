@@ -1,7 +1,7 @@
 """Objects whose methods are tools, one for each sample, in the form of TRL's `environment_factory`.
 
-`reset` and `get_reward` are no tools: the first is called with the row's columns before the first tool, the second after
-the conversation, for what it earned.
+`reset` and `get_reward` are no tools: the first is called with the row's columns before the first tool, the second
+after the conversation, for what it earned.
 """
 
 import inspect

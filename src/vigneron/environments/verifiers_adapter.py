@@ -117,7 +117,11 @@ class VerifiersEnvironment:
             self.rollout = asyncio.create_task(_run(self.environment, self.client, self.row, self.zero))
             _running.add(self.rollout)
             self.rollout.add_done_callback(_running.discard)
-            await self._question(messages[:-1])
+            if await self._question(messages[:-1]):
+                self.close()
+                raise ValueError(
+                    f"{_name(self.environment)} adds messages before the first turn, which was sampled without"
+                )
         self.client.answers.put_nowait(messages[-1])
         new = await self._question(messages)
         return self._result() if new is None else Reply([_message(message) for message in new])
