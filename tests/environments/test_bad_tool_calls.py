@@ -170,6 +170,10 @@ def test_calls_within_reasoning_are_not_made() -> None:
     assert qwen.parse(f"<think>\n{call}") == ParsedTurn(f"<think>\n{call}")  # cut within it
     assert len(qwen.parse(f"as the prompt opened it</think>{call}").calls) == 1
     assert len(qwen.parse(call).calls) == 1
+    two = f"a</think>\n<think>{call}"  # a second block, cut or closed
+    assert qwen.parse(two) == ParsedTurn(two)
+    assert qwen.parse(f"{two}</think>Yes.") == ParsedTurn(f"{two}</think>Yes.")
+    assert len(qwen.parse(f"{two}</think>{call}").calls) == 1
 
 
 def test_reading_an_escape_does_not_change_the_warnings_of_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:

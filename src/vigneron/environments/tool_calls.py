@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vigneron.environments import json_calls, python_calls, tagged_calls
-from vigneron.environments.call_syntax import BadCall, Call, ParsedTurn
+from vigneron.environments.call_syntax import BadCall, Call, ParsedTurn, Reader
 from vigneron.environments.harmony_calls import harmony
 
 __all__ = ["BadCall", "Call", "CallFormat", "ParsedTurn", "call_format"]
@@ -52,11 +52,18 @@ class CallFormat:
         if self.thinking is None:
             return "", raw
         opening, closing = self.thinking
-        end = raw.find(closing)
+        reader = Reader(raw)
+        reader.skip_space()
+        opened, end = reader.starts(opening), raw.find(closing)
         if end < 0:
-            return ("", None) if raw.lstrip().startswith(opening) else ("", raw)
-        end += len(closing)
-        return raw[:end], raw[end:]
+            return "", None if opened else raw
+        while end >= 0:  # there may be several blocks
+            reader.at = behind = end + len(closing)
+            reader.skip_space()
+            if not reader.starts(opening):
+                return raw[:behind], raw[behind:]
+            end = raw.find(closing, behind)
+        return "", None
 
 
 FORMATS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
