@@ -13,6 +13,7 @@ from vigneron.config import GrpoConfig, MethodConfig
 from vigneron.config.keys import keys_of, kind_of, models_in
 from vigneron.config.parts import ModelConfig, OptimizerConfig, SamplingConfig
 from vigneron.config.rewards import CombinedRewardConfig
+from vigneron.config.scale import ScaleConfig, VllmSamplingConfig
 from vigneron.config.top_level import TopLevel
 from vigneron.config.trl_names import KEYS, METHODS_AS
 from vigneron.errors import UserError
@@ -37,6 +38,7 @@ GRPO = {"method": {"name": "grpo"}, "group_size": 2}
         ("num_generations", "group_size"),
         ("max_completion_length", "max_new_tokens"),
         ("learning_rate", "optimizer.actor_lr"),
+        ("use_vllm", "scale.sampling: {kind: vllm}"),
     ],
 )
 def test_a_key_of_trl_names_ours(key: str, ours: str) -> None:
@@ -48,11 +50,28 @@ def test_grpo_s_beta_is_the_kl_coefficient() -> None:
     assert line == "my.yaml: unknown key 'method.beta' (TRL's name: here it is `method.kl.coefficient`)"
 
 
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ({"load_in_4bit": True}, "unknown key 'model.load_in_4bit' (TRL's name: here it is `model.weights: 4bit`)"),
+        ({"lora": {"r": 8}}, "unknown key 'model.lora.r' (PEFT's name: here it is `rank`)"),
+    ],
+)
+def test_a_key_of_the_model_in_trl_or_peft(model: dict[str, Any], line: str) -> None:
+    assert line_of(**GRPO, model=model) == f"my.yaml: {line}"
+
+
 def test_every_name_of_trl_leads_to_a_key_or_a_method_that_exists() -> None:
     sections = {"method": GrpoConfig, "optimizer": OptimizerConfig, "sampling": SamplingConfig, "model": ModelConfig}
     known = {f"{name}.{key.name}" for name, model in sections.items() for key in keys_of(model)}
     known |= {*TopLevel.model_fields, *(f"reward.{name}" for name in CombinedRewardConfig.model_fields)}
-    assert set(KEYS.values()) <= known
+    known |= {f"scale.sampling.{name}" for name in VllmSamplingConfig.model_fields}
+    assert {text for text in KEYS.values() if ": " not in text} <= known
+    for text in (text for text in KEYS.values() if ": " in text):
+        section, _, key = text.partition(": ")[0].rpartition(".")
+        {"model": ModelConfig, "scale": ScaleConfig}[section].model_validate(
+            {key: parse_yaml(text, "hint")[f"{section}.{key}"], **({"lora": {}} if section == "model" else {})}
+        )
     methods = {str(kind_of(model)): model for model in models_in(MethodConfig)}
     for text in METHODS_AS.values():
         given = parse_yaml(text.split("`")[1], "hint")["method"]

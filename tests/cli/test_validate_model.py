@@ -85,6 +85,8 @@ def test_the_memory_of_a_run_on_a_gpu(tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     table = answer.out[answer.out.index("memory on a GPU of 80 GB, in GB, with prompts of up to ") :]
     assert "CUDA context and kernels             0.80  sampling, update" in table
+    rows = [float(line[34:43]) for line in table.splitlines() if line.startswith("  ")]
+    assert sum(rows[:-1]) >= rows[-1] - 0.005 * len(rows)  # what is too small to be shown is in one line
     assert table.splitlines()[-1].startswith("fits 8 GB as it is (")
     assert "memory on a GPU" not in vigneron("validate", file, "model.device=cpu").out
 
@@ -121,6 +123,7 @@ def test_what_to_change_for_the_limit_of_the_recipe(tmp_path: Path) -> None:
     answer = vigneron("validate", file)
     assert answer.code == 0, answer.err
     assert "memory on a GPU of 0.5 GB, in GB" in answer.out
+    assert re.search(r"  does not fit: 0.8\d GB are needed, 0.5 are there", answer.out)
     assert "to fit 0.5 GB: no settings are enough: choose a smaller model, or shorter texts" in answer.out
     assert answer.out.splitlines()[-1].startswith("fits 8 GB as it is, and more (")
 
@@ -156,3 +159,33 @@ def test_the_memory_of_a_reward_model_that_is_a_run(tmp_path: Path, tiny_folder:
     answer = vigneron("validate", file)
     assert answer.code == 0, answer.err
     assert re.search(r"to fit|fits 8 GB", answer.out)
+
+
+@pytest.mark.slow
+def test_the_plan_of_weights_that_only_a_gpu_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a suggestion of the plan itself, which may be read on a machine without a GPU."""
+    monkeypatch.setattr("vigneron.policy.device.has_bfloat16", lambda device: False)
+    model = {"name": str(tmp_path / "model"), "weights": "bfloat16"}
+    answer = vigneron("validate", recipe_for("Llama", tmp_path, {**GRPO, "model": model}))
+    assert answer.code == 2
+    assert "fits 8 GB as it is" in answer.out
+    assert "needs products in bfloat16, which 'cpu' does not support: leave it out on this machine" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("quantised", "line"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "is quantised by GPTQ, which is not supported"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "is stored in 4 bits: set `model.lora`"),
+    ],
+)
+def test_a_quantised_checkpoint_that_cannot_be_trained_is_not_called_valid(
+    tmp_path: Path, quantised: dict[str, Any], line: str
+) -> None:
+    file = recipe_for("Llama", tmp_path, {**GRPO, "model": {"name": str(tmp_path / "model")}})
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    answer = vigneron("validate", file)
+    assert answer.code == 2
+    assert line in answer.err
+    assert "is valid" not in answer.out

@@ -113,6 +113,19 @@ class TestFitting:
         assert [str(change) for change in found.changes] == ["model.offload_reference=true", "optimizer.offload=true"]
         assert found.plan.microbatch_tokens >= 1024
 
+    def test_larger_passes_are_offered_for_what_changes_the_training(self, large: RunMemory, model: Path) -> None:
+        """All that leaves it as it is gives room for one sample at a time."""
+        every = [change for change in CHANGES if not change.trains]
+        config = changed(config_of(model, microbatch_tokens="auto"), every)
+        search = Fitting(large, config)
+        size = (large.fixed(config).fixed_bytes + 2**20) / USABLE / GB
+        found, roomier = search.fit(size), search.roomier(size)
+        assert found is not None
+        assert roomier is not None
+        assert found.changes == ()
+        assert found.plan.microbatch_tokens < 1024 <= roomier.plan.microbatch_tokens
+        assert [str(change) for change in roomier.changes] == ["model.weights=bfloat16"]
+
     def test_a_suggestion_leaves_a_margin(self, large: RunMemory, model: Path) -> None:
         """A GPU that is sold as 24 GB has 23.6, or 22.1 with error correction."""
         config = config_of(model, model={"graphs": False, "offload_reference": True}, optimizer={"offload": True})

@@ -8,7 +8,7 @@ from vigneron.data.rows import longest_of
 from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
-from vigneron.training.memory_fit import GPU_SIZES, Fitting
+from vigneron.training.memory_fit import GPU_SIZES, USABLE, Fitting
 from vigneron.training.memory_parts import Part, Plan
 from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
 from vigneron.values import GB
@@ -34,10 +34,14 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
     plan = memory.plan(config, size)
     what = "prompts" if config.method.reads == "prompts" else "texts"
     yield f"memory on a GPU of {size:.4g} GB, in GB, with {what} of up to {tokens} tokens and {_passes(plan)}:"
-    for part in plan.parts:
-        if part.bytes >= SMALLEST_SHOWN * plan.peak_bytes:
-            yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part, plan)}"
+    shown = [part for part in plan.parts if part.bytes >= SMALLEST_SHOWN * plan.peak_bytes]
+    for part in shown:
+        yield f"  {part.name:<32} {part.bytes / GB:8.2f}  {_phases(part, plan)}"
+    if rest := sum(part.bytes for part in plan.parts if part not in shown):
+        yield f"  {'smaller parts, together':<32} {rest / GB:8.2f}"
     yield f"  {'in all':<32} {plan.peak_bytes / GB:8.2f}  {_totals(plan)}"
+    if plan.least_bytes > size * GB:
+        yield f"  does not fit: {plan.least_bytes / GB:.2f} GB are needed, {size:.4g} are there: see below"
     if plan.host_bytes:
         yield f"host memory, pinned, of what is offloaded: {plan.host_bytes / GB:.2f} GB"
     yield from _fitting_lines(memory, config)
@@ -47,18 +51,30 @@ def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
     search = Fitting(memory, config)
     own = config.model.memory_gb
     sizes = sorted({*GPU_SIZES, *([] if own is None else [own])})
+    sampling = config.scale.sampling
+    beside = "sample without vLLM (scale.sampling.kind=here), " if sampling.kind == "vllm" and not sampling.url else ""
+    yield f"what to change for a GPU of another size, of which at most {USABLE:.0%} are taken:"
     for size in sizes:
         fitted = search.fit(size)
         if fitted is None:
-            yield f"to fit {size:.4g} GB: no settings are enough: choose a smaller model, or shorter texts"
+            yield f"to fit {size:.4g} GB: no settings are enough: {beside}choose a smaller model, or shorter texts"
             continue
-        takes = f"{fitted.plan.least_bytes / GB:.1f} GB with {_passes(fitted.plan)}"
-        if not fitted.changes:
-            more = "" if size == sizes[0] else ", and more"
-            yield f"fits {size:.4g} GB as it is{more} ({takes})"
-            return
         changes = " ".join(map(str, fitted.changes))
-        yield f"to fit {size:.4g} GB: {changes} ({takes})"
+        whole = size == sizes[0]
+        text = (
+            f"to fit {size:.4g} GB: {changes}"
+            if changes
+            else f"fits {size:.4g} GB as it is{'' if whole else ', and more'}"
+        )
+        yield f"{text} ({_takes(fitted.plan)})"
+        if not search.has_room(fitted.plan) and (roomier := search.roomier(size)):
+            yield f"  or, with larger passes: {' '.join(map(str, roomier.changes))} ({_takes(roomier.plan)})"
+        if not changes:
+            return
+
+
+def _takes(plan: Plan) -> str:
+    return f"{plan.least_bytes / GB:.1f} GB with {_passes(plan)}"
 
 
 def _passes(plan: Plan) -> str:

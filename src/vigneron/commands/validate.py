@@ -25,11 +25,11 @@ from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
-from vigneron.training.setup.machine_checks import check_compile, check_machine, machine_notices
+from vigneron.training.setup.machine_checks import check_compile, check_machine, check_stored, machine_notices
 from vigneron.training.setup.parent import check_parent
 from vigneron.training.setup.preflight import model_checks
 from vigneron.training.setup.rendered_rows import shown_rows
-from vigneron.training.setup.resolve import check_held_out, newest_weights, resolved
+from vigneron.training.setup.resolve import check_bfloat16, check_held_out, newest_weights, with_values
 
 
 def validation_lines(config: Config, data: Data, name: str, probe_samples: int = 0) -> Iterator[str]:
@@ -37,11 +37,12 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     `probe_samples`: how many samples to draw from the model, which is then loaded. What this machine lacks comes last:
     the recipe may be another one's."""
     check_trackers(config.trackers)
-    given, config = config, resolved(config)
+    given, config = config, with_values(config)
     check_held_out(config, data)
     checks = model_checks(config, data)
     check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
+    check_stored(config)
     weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
     for text in (*checks.notices, *([] if weights is None else [weights]), *machine_notices(config)):
         yield f"note: {visible(text)}"
@@ -57,6 +58,7 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
         yield f"parent {config.method.parent_model}: frozen, loaded beside the model, once per process"
     paths = {key: getattr(config, key) for key in ("method", "reward", "environment")}
     yield from memory_lines(given.model_copy(update={"model": _with_path(given, config), **paths}), data)
+    check_bfloat16(config)
     check_compile(given)
     check_machine(config)
     if probe_samples:

@@ -22,6 +22,18 @@ KEYS = {
     "top_p": "sampling.top_p",
     "mask_truncated_completions": "sampling.mask_truncated",
     "gradient_checkpointing": "model.activation_checkpointing",
+    "optim": "optimizer.kind",
+    "use_peft": "model.lora",
+    "peft_config": "model.lora",
+    "lora_r": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "lora_target_modules": "model.lora.targets",
+    "load_in_4bit": "model.weights: 4bit",
+    "quantization_config": "model.weights: 4bit",
+    "use_vllm": "scale.sampling: {kind: vllm}",
+    "vllm_mode": "scale.sampling: {kind: vllm}",
+    "vllm_server_base_url": "scale.sampling.url",
+    "vllm_gpu_memory_utilization": "scale.sampling.memory_share",
     "reward_funcs": "reward",
     "reward_weights": "reward.weights",
     "beta": "method.kl.coefficient",
@@ -49,8 +61,11 @@ METHODS_AS = {
 
 
 def trl_hint(path: Sequence[int | str]) -> str | None:
-    """A hint for an unknown key at the top or in `method` that has TRL's name."""
-    ours = KEYS.get(str(path[-1])) if len(path) == 1 or path[0] == "method" else None
+    """A hint for an unknown key that has a name of TRL, or in `model.lora` of PEFT."""
+    name = str(path[-1])
+    if path[:2] == ("model", "lora"):
+        return " (PEFT's name: here it is `rank`)" if name == "r" else None
+    ours = KEYS.get(name) if len(path) == 1 or path[0] in ("method", "model") else None
     if ours is None or ours == ".".join(map(str, path)):
         return None
     return f" (here it is `{ours}`)" if path[-1] == "lr" else f" (TRL's name: here it is `{ours}`)"

@@ -107,7 +107,7 @@ def is_packed(config: Any, where: str) -> bool:
         return True
     if method == "mxfp4":  # gpt-oss: transformers unpacks it
         return False
-    method = "8-bit bitsandbytes" if method == "bitsandbytes" else method.upper()
+    method = "8-bit bitsandbytes" if method == "bitsandbytes" else method.upper() if len(method) < 5 else method
     raise UserError(
         f"{where} is quantised by {method}, which is not supported: use the original in bfloat16 (with `model.lora`, "
         "`model.weights: 4bit` quantises it), or a checkpoint in 4 bits of bitsandbytes"

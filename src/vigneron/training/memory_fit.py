@@ -82,8 +82,14 @@ class Fitting:
             fits = self._fits(sets, USABLE * gigabytes)
             first = next(fits, None)
             if first is not None:
-                return next((fit for fit in chain([first], fits) if self._has_room(fit.plan)), first)
+                return next((fit for fit in chain([first], fits) if self.has_room(fit.plan)), first)
         return None
+
+    def roomier(self, gigabytes: float) -> Fit | None:
+        """The changes of least cost with which passes have some size, however they change the training; whether all
+        weights are trained stays as it is."""
+        sets = (some for some in self._sets if all(change.key != "model.lora" for change in some))
+        return next((fit for fit in self._fits(sets, USABLE * gigabytes) if self.has_room(fit.plan)), None)
 
     def _fits(self, sets: Iterable[tuple[Change, ...]], usable: float) -> Iterator[Fit]:
         for changes in sets:
@@ -92,7 +98,8 @@ class Fitting:
                 if plan.least_bytes <= usable * GB and self._valid(changes):
                     yield Fit(changes, plan)
 
-    def _has_room(self, plan: Plan) -> bool:
+    def has_room(self, plan: Plan) -> bool:
+        """Whether passes are large enough to keep a GPU busy."""
         return self.config.microbatch_tokens != "auto" or plan.microbatch_tokens >= FAIR_TOKENS
 
     @cached_property

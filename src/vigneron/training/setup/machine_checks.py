@@ -36,7 +36,17 @@ def machine_notices(config: Config) -> Iterator[str]:
     if model.offload_reference:
         yield f"model.offload_reference is for GPUs: on '{device}' it takes time and saves nothing"
     if model.memory_gb is not None:
-        yield f"model.memory_gb has no effect on '{device}': it limits the memory of a GPU"
+        yield f"model.memory_gb limits the memory of a GPU: training on '{device}' takes what it needs"
+
+
+def check_stored(config: Config) -> None:
+    """Raise for a quantised checkpoint that cannot be trained as the config says, or not at all."""
+    model = config.model
+    known = local_config(model.name)
+    if known is not None and is_packed(known, f"model: '{model.name}'"):
+        check_packed(model.name, model.weights, frozen=model.lora is not None, shared=config.scale.shard > 1)
+        if config.scale.sampling.kind == "vllm":
+            raise UserError(NO_4BIT)
 
 
 def check_machine(config: Config) -> None:
@@ -47,11 +57,7 @@ def check_machine(config: Config) -> None:
     if model.weights == "4bit":
         check_library(resolve_device(model.device))
     check_weight_files(model.name, allow_pickle=model.allow_pickle)
-    known = local_config(model.name)
-    if known is not None and is_packed(known, f"model: '{model.name}'"):
-        check_packed(model.name, model.weights, frozen=model.lora is not None, shared=config.scale.shard > 1)
-        if config.scale.sampling.kind == "vllm":
-            raise UserError(NO_4BIT)
+    check_stored(config)
     if (parent := config.method.parent_model) is not None:
         check_parent_name(parent)
         check_weight_files(parent, "method.parent", allow_pickle=model.allow_pickle)

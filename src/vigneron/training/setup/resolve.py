@@ -22,14 +22,27 @@ COMPILE_FROM_STEPS = 200
 
 
 def resolved(config: Config) -> Config:
-    """The config with `auto` replaced by values for this machine, and with absolute paths."""
+    """The config with `auto` replaced by values for this machine, and with absolute paths. Raises if the machine cannot
+    hold its weights as it says."""
+    here = with_values(config)
+    check_bfloat16(here)
+    return here
+
+
+def check_bfloat16(config: Config) -> None:
+    """The config has its values."""
+    model = config.model
+    if model.weights == "bfloat16" and model.dtype == "float32":
+        raise UserError(
+            f"model.weights: bfloat16 needs products in bfloat16, which '{model.device}' does not support: leave it "
+            "out on this machine (`model.dtype=bfloat16` emulates them, slowly)"
+        )
+
+
+def with_values(config: Config) -> Config:
+    """`resolved` without a check: for plans of another machine."""
     device = resolve_device(config.model.device)
     dtype = "bfloat16" if resolve_compute_dtype(config.model.dtype, device) == torch.bfloat16 else "float32"
-    if config.model.weights == "bfloat16" and dtype == "float32":
-        raise UserError(
-            f"model.weights: bfloat16 needs products in bfloat16, which '{device}' does not support: leave it out "
-            "(`model.dtype=bfloat16` emulates them, slowly)"
-        )
     wanted = config.steps >= COMPILE_FROM_STEPS if config.model.compile == "auto" else config.model.compile
     model = {
         "name": newest_weights(config.model.name, "model"),
