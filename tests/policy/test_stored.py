@@ -111,3 +111,20 @@ def test_other_floats_are_loaded_as_float32(dtype: torch.dtype, tmp_path: Path) 
     policy = load_policy(str(tmp_path), device="cpu")
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, model.get_parameter(name).float()), name
+
+
+def test_layers_beyond_those_of_the_config_are_named(tmp_path: Path) -> None:
+    """transformers leaves them out without a word; other weights without a place are those of encoders."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    weights["vision.patch.weight"] = torch.ones(2, 2)
+    save_file(weights, tmp_path / WEIGHTS, {"format": "pt"})
+    notices: list[str] = []
+    load_policy(str(tmp_path), notice=notices.append)
+    assert notices == []
+    config_with(num_hidden_layers=1)(tmp_path)
+    load_policy(str(tmp_path), notice=notices.append)
+    (line,) = notices
+    assert "its files have layers that its config.json does not have, which are left out: 9 weights, as" in line
+    assert "model.layers.1.input_layernorm.weight" in line

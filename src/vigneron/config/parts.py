@@ -94,8 +94,8 @@ class ModelConfig(Strict):
     """GPU memory that the run may take, its CUDA context included, in GB of 2³⁰ bytes, as everywhere for memory. null:
     all of it."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """GPU memory for keys and values while completions are sampled, in GB of 2³⁰ bytes; the update has it back. null:
-    what is free, which is found at the run's start."""
+    """GPU memory for keys and values while completions are sampled, in GB of 2³⁰ bytes; the update has it back. One
+    sample's are the least. null: what is free, which is found at the run's start."""
     chat: Literal["auto", "minted"] = "auto"
     """Chat template. auto: the model's own. minted: two new tokens, one before each user turn and one before each
     assistant turn; not with `lora`."""

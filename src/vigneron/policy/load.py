@@ -63,7 +63,7 @@ def load_policy(
         model.requires_grad_(False)
     if chat == "minted":
         add_chat_tokens(model, tokenizer)
-    notices = [stored.notice]
+    notices: list[str | None] = [*stored.notices]
     if packed:
         check_packed(name, weights, frozen=frozen, shared=shared)
         prepare(model, compute_dtype)

@@ -72,7 +72,7 @@ def load_reward_model(
     if new:
         _init_head(head, getattr(model.config, "initializer_range", 0.02), seed)
     remedy = "store the model in bfloat16 to save them"
-    for text in (stored.notice, hold(model, cast, f"{key}: the weights of '{name}'", remedy)):
+    for text in (*stored.notices, hold(model, cast, f"{key}: the weights of '{name}'", remedy)):
         if text:
             notice(text)
     if cast == "rounded" and compute_dtype != torch.bfloat16:

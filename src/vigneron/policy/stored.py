@@ -1,6 +1,7 @@
 """Read a model's stored weights into the dtypes they are held in. What cannot be read is refused in one line."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,7 +39,7 @@ class Stored(NamedTuple):
     model: Any
     missing: set[str]
     """Names of weights that the files do not have."""
-    notice: str | None
+    notices: list[str]
 
 
 def read_model(
@@ -83,8 +84,21 @@ def read_model(
     if packed:
         _forget_quantiser(model)
     rounded = " and ".join(sorted(dtypes - {"BF16"})) if cast == "rounded" else ""
-    notice = f"{where}: its weights in {rounded} are rounded to bfloat16" if rounded else None
-    return Stored(model, set(info["missing_keys"]), notice)
+    notices = [f"{where}: its weights in {rounded} are rounded to bfloat16"] if rounded else []
+    notices += [] if blank else _left_out(info["unexpected_keys"], model, where)
+    return Stored(model, set(info["missing_keys"]), notices)
+
+
+def _left_out(unexpected: Iterable[str], model: Any, where: str) -> Iterator[str]:
+    """Layers that the files have beyond those of the config: weights whose names differ from the model's by a number.
+    Other names are those of parts that are left out on purpose, as encoders."""
+    known = {re.sub(r"\.\d+\.", ".#.", name) for name, _ in model.named_parameters()}
+    extra = sorted(name for name in unexpected if "." in name and re.sub(r"\.\d+\.", ".#.", name) in known)
+    if extra:
+        yield (
+            f"{where}: its files have layers that its config.json does not have, which are left out: {len(extra)} "
+            f"weights, as {extra[0]}"
+        )
 
 
 def check_complete(missing: set[str], where: str) -> None:
