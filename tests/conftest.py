@@ -1,5 +1,6 @@
 """How the tests are run: their order, and what they share."""
 
+import gc
 import signal
 
 import pytest
@@ -51,8 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that hands tests out to others runs none, and need not import torch."""
     hands_out = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out:
+        gc.disable()  # until all is imported and collected: nothing of that is garbage
         config.pluginmanager.import_plugin("support.fixtures")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import stats
 from torch import Tensor
 
+from support.later import Later
 from vigneron.core.draws import (
     Sampling,
     draw,
@@ -19,6 +19,8 @@ from vigneron.core.draws import (
     keyed_uniform,
     sampled_logprobs,
 )
+
+stats = Later("scipy.stats")
 
 # Likelihoods 0.4, 0.3, 0.2, 0.1, out of order.
 LIKELIHOODS = torch.tensor([[0.2, 0.4, 0.1, 0.3]], dtype=torch.float64)

@@ -3,17 +3,20 @@
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
 
+from support.later import Later
 from vigneron import exact_reward, for_verl, semantic_reward
+
+datasets, trl = Later("datasets"), Later("trl")
 
 WORDS = [("hot", "cold"), ("big", "small"), ("up", "down"), ("wet", "dry")]
 
 
 @pytest.mark.slow
 def test_trl_trains_with_our_rewards_unchanged(tiny_folder: Path, tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"prompt": f"not {word}: ", "answer": answer, "input": word} for word, answer in WORDS])
+    rows = datasets.Dataset.from_list(
+        [{"prompt": f"not {word}: ", "answer": answer, "input": word} for word, answer in WORDS]
+    )
     seen: list[list[float | None]] = []
     semantic = semantic_reward("lexical", form="shift")
 
@@ -21,7 +24,7 @@ def test_trl_trains_with_our_rewards_unchanged(tiny_folder: Path, tmp_path: Path
         seen.append(semantic(**given))
         return seen[-1]
 
-    options = GRPOConfig(
+    options = trl.GRPOConfig(
         output_dir=str(tmp_path / "trl"),
         per_device_train_batch_size=4,
         num_generations=2,
@@ -34,8 +37,11 @@ def test_trl_trains_with_our_rewards_unchanged(tiny_folder: Path, tmp_path: Path
         save_strategy="no",
         learning_rate=1e-3,
     )
-    trainer = GRPOTrainer(
-        str(tiny_folder), reward_funcs=[semantic, exact_reward, watched], args=options, train_dataset=rows
+    trainer = trl.GRPOTrainer(
+        str(tiny_folder),
+        reward_funcs=[semantic, exact_reward, watched],
+        args=options,
+        train_dataset=datasets.Dataset.from_list(rows),
     )
     before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
     trainer.train()

@@ -14,25 +14,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from datasets import Dataset
 from torch import Tensor
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
-from trl import (
-    DPOConfig,
-    DPOTrainer,
-    GRPOConfig,
-    GRPOTrainer,
-    KTOConfig,
-    KTOTrainer,
-    RewardConfig,
-    RewardTrainer,
-    SFTConfig,
-    SFTTrainer,
-)
-from trl.experimental.cpo import CPOTrainer
-from trl.experimental.orpo import ORPOTrainer
-from trl.trainer.utils import add_fused_lm_head
 
+from support.later import Later
 from support.small_batch import changed
 from support.tiny_models import SHAPES, byte_tokenizer, tiny_model
 from vigneron.batch import Batch, Samples
@@ -59,6 +44,8 @@ from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.packing import lay_out
 from vigneron.rewards.combined import combined
+
+datasets, trl = Later("datasets"), Later("trl")
 
 COMMON: dict[str, Any] = {"report_to": [], "use_cpu": True, "bf16": False, "save_strategy": "no", "max_steps": 1}
 PAIRS = [
@@ -138,9 +125,9 @@ def assert_agree(trainer: Any, theirs: Tensor, policy: Policy, ours: Tensor, fac
 
 
 def test_sft(tmp_path: Path) -> None:
-    rows = Dataset.from_list([{"prompt": row["prompt"], "completion": row["chosen"]} for row in PAIRS])
-    options = SFTConfig(output_dir=str(tmp_path), per_device_train_batch_size=4, **COMMON)
-    trainer = SFTTrainer(tiny_model("llama"), args=options, train_dataset=rows, processing_class=byte_tokenizer())
+    rows = datasets.Dataset.from_list([{"prompt": row["prompt"], "completion": row["chosen"]} for row in PAIRS])
+    options = trl.SFTConfig(output_dir=str(tmp_path), per_device_train_batch_size=4, **COMMON)
+    trainer = trl.SFTTrainer(tiny_model("llama"), args=options, train_dataset=rows, processing_class=byte_tokenizer())
     inputs = only_batch(trainer)
     batch = split(inputs["input_ids"], inputs["attention_mask"], inputs["labels"] != -100)
     assert all(completion[-1] == 0 for completion in batch.samples.completion_lists())  # both train the end
@@ -151,14 +138,14 @@ def test_sft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 def test_dpo(tmp_path: Path, loss_type: str) -> None:
-    options = DPOConfig(
+    options = trl.DPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=4, beta=0.3, loss_type=[loss_type], **COMMON
     )
-    trainer = DPOTrainer(
+    trainer = trl.DPOTrainer(
         tiny_model("llama"),
         ref_model=tiny_model("llama", seed=1),
         args=options,
-        train_dataset=Dataset.from_list(PAIRS),
+        train_dataset=datasets.Dataset.from_list(PAIRS),
         processing_class=byte_tokenizer(),
     )
     inputs = only_batch(trainer)
@@ -180,14 +167,14 @@ def test_kto(tmp_path: Path) -> None:
         {"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"}
         for row, side in zip(PAIRS, ("chosen", "rejected", "rejected", "chosen"), strict=True)
     ]
-    options = KTOConfig(
+    options = trl.KTOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=4, beta=0.3, undesirable_weight=1.5, **COMMON
     )
-    trainer = KTOTrainer(
+    trainer = trl.KTOTrainer(
         moved(tiny_model("llama"), 1),
         ref_model=tiny_model("llama", seed=1),
         args=options,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=datasets.Dataset.from_list(rows),
         processing_class=byte_tokenizer(),
     )
     inputs = only_batch(trainer)
@@ -214,7 +201,7 @@ def test_simpo() -> None:
         label_smoothing=0.0,
         accelerator=SimpleNamespace(device=torch.device("cpu")),
     )
-    theirs, *_ = CPOTrainer.cpo_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
+    theirs, *_ = Later("trl.experimental.cpo").CPOTrainer.cpo_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
     lengths = torch.tensor([3, 4, 5])
     ours = simpo(chosen * lengths, rejected * lengths, lengths, lengths, beta=2.5, gamma=0.7)
     torch.testing.assert_close(ours, theirs)
@@ -224,11 +211,11 @@ def test_orpo() -> None:
     """TRL's odds-ratio term, which it subtracts from the NLL; its NLL is also over the prompt's tokens, ours is not."""
     chosen, rejected = torch.tensor([-1.0, -0.2, -3.0]), torch.tensor([-0.5, -2.0, -3.5])
     trainer = SimpleNamespace(beta=0.4, accelerator=SimpleNamespace(device=torch.device("cpu")))
-    theirs, *_ = ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
+    theirs, *_ = Later("trl.experimental.orpo").ORPOTrainer.odds_ratio_loss(trainer, chosen, rejected)  # type: ignore[arg-type]
     torch.testing.assert_close(0.4 * orpo(chosen, rejected), -theirs)
 
 
-Grpo = tuple[GRPOTrainer, dict[str, Tensor], Batch]
+Grpo = tuple[Any, dict[str, Tensor], Batch]
 
 
 @pytest.fixture
@@ -242,8 +229,8 @@ def grpo(tmp_path: Path, tiny_folder: Path) -> Callable[..., Grpo]:
             seen.extend(sum(ids) % 7 / 7 for ids in completion_ids)
             return seen
 
-        rows = Dataset.from_list([{"prompt": row["prompt"]} for row in PAIRS])
-        config = GRPOConfig(
+        rows = datasets.Dataset.from_list([{"prompt": row["prompt"]} for row in PAIRS])
+        config = trl.GRPOConfig(
             output_dir=str(tmp_path),
             per_device_train_batch_size=12,
             num_generations=3,
@@ -252,7 +239,7 @@ def grpo(tmp_path: Path, tiny_folder: Path) -> Callable[..., Grpo]:
             **COMMON,
             **options,
         )
-        trainer = GRPOTrainer(str(tiny_folder), reward, args=config, train_dataset=rows)
+        trainer = trl.GRPOTrainer(str(tiny_folder), reward, args=config, train_dataset=rows)
         if trainer.beta:
             moved(trainer.model, 1)  # and away from the reference
         trainer.model.train()
@@ -396,9 +383,9 @@ def test_learned_positions_behind_padding_differ() -> None:
     model = tiny_model("gpt2").eval()
     policy = make_policy(deepcopy(model), byte_tokenizer(), device=torch.device("cpu"))
     batch = batch_of([(5, 9, 33), (7,)], [(11, 12), (13, 14)])
-    add_fused_lm_head(model)
+    Later("trl.trainer.utils").add_fused_lm_head(model)
     ids, seen = torch.tensor([[5, 9, 33, 11, 12], [0, 0, 7, 13, 14]]), torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
-    by_trl = GRPOTrainer._get_per_token_logps_and_entropies
+    by_trl = trl.GRPOTrainer._get_per_token_logps_and_entropies
     theirs = by_trl(SimpleNamespace(accelerator=Accelerator(cpu=True)), model, ids, seen, 2)[0]  # type: ignore[arg-type]
     ours = score(policy, batch, Sampling()).logprobs_BT
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)  # the longest prompt has no padding
@@ -413,11 +400,11 @@ def test_reward_modelling(tmp_path: Path, pad: str) -> None:
     torch.manual_seed(0)
     config = SHAPES["llama"]()
     config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
-    options = RewardConfig(output_dir=str(tmp_path), per_device_train_batch_size=4, **COMMON)
-    trainer = RewardTrainer(
+    options = trl.RewardConfig(output_dir=str(tmp_path), per_device_train_batch_size=4, **COMMON)
+    trainer = trl.RewardTrainer(
         LlamaForSequenceClassification(config),
         args=options,
-        train_dataset=Dataset.from_list(PAIRS),
+        train_dataset=datasets.Dataset.from_list(PAIRS),
         processing_class=tokenizer,
     )
     inputs = only_batch(trainer)

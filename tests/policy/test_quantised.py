@@ -5,11 +5,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
+from support.later import Later
 from support.small_batch import batch_of
 from support.tiny_models import byte_tokenizer, tiny_model
 from vigneron.core.draws import Sampling
@@ -155,7 +155,7 @@ def test_a_library_that_fails_on_the_device_is_named(folder: str, monkeypatch: p
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel\nfor this GPU")
 
-    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fail)
+    monkeypatch.setattr(Later("bitsandbytes").functional, "quantize_4bit", fail)
     with pytest.raises(UserError, match=r"bitsandbytes fails on 'cpu': no kernel$"):
         quantised_policy(folder)
 

@@ -27,9 +27,7 @@ from support.tiny_models import VOCABULARY, byte_tokenizer, tiny_model, tiny_pol
 from vigneron.data.task import Task
 from vigneron.policy.model import Policy
 
-# What was imported is no garbage.
-gc.collect()
-gc.freeze()
+# Most of what a test leaves behind is no garbage.
 gc.set_threshold(20_000, 20, 50)
 
 # Every run asks whether something is frozen, and the answer counts half a million objects.

@@ -4,7 +4,8 @@ import copy
 import logging
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
+from types import FunctionType
 from typing import Any
 
 import httpcore2
@@ -32,6 +33,19 @@ logging.getLogger().addHandler(logging.NullHandler())
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
 
+
+_compile = torch.compile
+
+
+def _compile_when_called(function: Any = None, **options: Any) -> Any:
+    """bitsandbytes, and so peft, compiles functions on import: the compiler takes seconds to import."""
+    if not isinstance(function, FunctionType):
+        return _compile(function, **options) if function else lambda given: _compile_when_called(given, **options)
+    compiled = lru_cache(lambda: _compile(function, **options))
+    return wraps(function)(lambda *given, **keys: compiled()(*given, **keys))
+
+
+torch.compile = _compile_when_called
 
 _parsed = lru_cache(maxsize=500)(yaml_text._data)
 
