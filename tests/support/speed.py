@@ -14,6 +14,9 @@ import typer.main
 
 from vigneron import yaml_text
 from vigneron.config import Config
+from vigneron.policy.model import Policy
+from vigneron.rollout.engine import sample
+from vigneron.rollout.engine.engine import Engine
 from vigneron.sources.embedders import BUNDLED_EMBEDDERS
 from vigneron.training import model_card
 
@@ -46,6 +49,24 @@ def _compile_when_called(function: Any = None, **options: Any) -> Any:
 
 
 torch.compile = _compile_when_called
+
+_agreed: set[Any] = set()
+_agrees = sample.engine_agrees
+
+
+def _agrees_once(policy: Policy, engine: Engine) -> bool:
+    """The engine is tried once on each kind of tiny model of transformers' own modules."""
+    kinds = tuple(type(module) for module in policy.model.modules())
+    changed = any("forward" in vars(module) for module in policy.model.modules())
+    key = kinds, policy.causal.config.to_json_string(), policy.compute_dtype, policy.own_attention, engine.fused
+    if changed or key not in _agreed:
+        if not _agrees(policy, engine):
+            return False
+        _agreed.add(key)
+    return True
+
+
+sample.engine_agrees = _agrees_once
 
 _parsed = lru_cache(maxsize=500)(yaml_text._data)
 
