@@ -14,8 +14,8 @@ _checked = jaxtyping.jaxtyped
 
 
 def _checked_once(**options: Any) -> Any:
-    """Functions inside of functions, which name no shapes, are left alone: a check would be compiled in every call. Other
-    functions without shapes have their types checked, which takes far less time."""
+    """Functions inside of functions, which name no shapes, are left alone: a check would be compiled in every call.
+    Other functions without shapes have their types checked, which takes far less time."""
     check = _checked(**options)
 
     def checked(function: Any) -> Any:
