@@ -1,7 +1,6 @@
 """What tests do once, and a user's command every time: importing this turns it on. None of it changes a result."""
 
 import copy
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -12,14 +11,12 @@ from typing import Any
 import httpcore2
 import torch
 import typer.main
-import yaml
 
-from vigneron import recipe, yaml_text
+from vigneron import yaml_text
 from vigneron.config import Config
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine import sample
 from vigneron.rollout.engine.engine import Engine
-from vigneron.run_store import folder
 from vigneron.sources.embedders import BUNDLED_EMBEDDERS
 from vigneron.training import model_card
 
@@ -51,7 +48,8 @@ def _compile_when_called(function: Any = None, **options: Any) -> Any:
     return wraps(function)(lambda *given, **keys: compiled()(*given, **keys))
 
 
-torch.compile = _compile_when_called
+if not torch.cuda.is_available():
+    torch.compile = _compile_when_called
 
 _agreed: set[Any] = set()
 _agrees = sample.engine_agrees
@@ -80,19 +78,6 @@ def _data(text: str, loader_class: Any) -> Any:
 
 
 yaml_text._data = _data
-
-
-@lru_cache(maxsize=2000)
-def _part_yaml(part: str) -> str:
-    return yaml.dump(json.loads(part), Dumper=recipe.Dumper, sort_keys=False, allow_unicode=True)
-
-
-def _config_yaml(config: Config) -> str:
-    """Configs of tests differ in few parts, and writing YAML is slow."""
-    return "".join(_part_yaml(json.dumps({key: value})) for key, value in config.model_dump(mode="json").items())
-
-
-recipe.config_yaml = folder.config_yaml = _config_yaml
 
 
 def _once_per_config(shown: Callable[[Config], str]) -> Callable[[Config], str]:
