@@ -7,7 +7,7 @@ import torch
 
 from support.models_page import PAGE, page, row
 from support.tiny_models import byte_tokenizer
-from support.zoo import FAMILIES, zoo_config, zoo_folder, zoo_model
+from support.zoo import FAMILIES, UNLIKE, zoo_config, zoo_folder, zoo_model
 from support.zoo_measures import EXACT, LIMITS, check_checkpoints, measure
 from vigneron.policy.architecture import (
     TAKE_MASKS,
@@ -32,7 +32,8 @@ def test_a_family(name: str, tmp_path: Path) -> None:
     assert (measured.sampler == "engine") if obstacle is None else (f"the model has {obstacle}" in measured.sampler)
     assert measured.shares_prompts == takes_packed_masks(kind, config)  # what `vigneron validate` predicts
     assert row(name, measured) in PAGE.read_text(encoding="utf-8")
-    check_checkpoints(name, folder, tmp_path)
+    if name in UNLIKE:  # `make docs`, which writes the page, checks those of all families
+        check_checkpoints(name, folder, tmp_path)
 
 
 def test_the_page_has_a_row_for_every_family() -> None:

@@ -175,6 +175,14 @@ FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
         "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 16, "num_position_embeddings": 16}}),
 }  # fmt: skip
 
+UNLIKE = (
+    *("Llama", "Gemma 2", "Gemma 3n text", "GPT-2", "BLOOM"),
+    *("Mixtral", "gpt-oss", "GraniteMoE", "DeepSeek V3", "Llama 4 text"),
+    *("Mamba", "Granite 4 (hybrid)", "Falcon-H1", "Jamba", "LFM2", "RecurrentGemma", "Qwen3-Next"),
+    *("Gemma 3", "Gemma 4", "Mistral 3", "Llama 4", "Qwen3.5"),
+)
+"""Families of every kind of layer, of stored weights and of config: the others' weights are kept as one of these's."""
+
 
 def zoo_config(name: str) -> PreTrainedConfig:
     kind, options = FAMILIES[name]
