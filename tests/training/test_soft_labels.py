@@ -132,7 +132,7 @@ def test_a_method_trains_on_them(method: dict[str, str], loss: str, tmp_path: Pa
     """A pair the other way round with 1 − p is the same pair; p = 1 is a pair without a label."""
 
     def losses(name: str, rows: list[dict[str, Any]]) -> list[float]:
-        config = soft_config(tmp_path, tiny_folder, rows, name, method=method, steps=3, eval_every=3)
+        config = soft_config(tmp_path, tiny_folder, rows, name, method=method, steps=2, eval_every=0)
         folder = train(config, name=name, runs=tmp_path / "runs").folder
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         return [line[loss] for line in lines if loss in line]
@@ -152,7 +152,7 @@ def test_they_go_on_bit_by_bit_and_in_microbatches(
 ) -> None:
     """Every pair has another label, so that one beside the wrong pair would be seen."""
     rows = [row(a, b, preferred=0.6 + number / 10) for number, (a, b) in enumerate(TEXTS)]
-    keys = {"method": {"name": name}, "steps": 8, "prompts_per_step": 3, "eval_every": 4, "save_every": 4}
+    keys = {"method": {"name": name}, "steps": 4, "prompts_per_step": 3, "eval_every": 4, "save_every": 2}
     whole = trained_once(name, lambda place: soft_config(place, tiny_folder, rows, **keys))
     check_third_arm(whole, tmp_path, lose_nothing)
     parts = soft_config(tmp_path, tiny_folder, rows, **keys, microbatch_tokens=20)
