@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
             [command, "serve", model, "--port", str(port), "--device", "cpu", "--host", "127.0.0.1"],
             stdout=file,
             stderr=file,
-            env={**os.environ, "OMP_NUM_THREADS": "2"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads that wait for a busy core cost more than they give
         )
     try:
         until = time.monotonic() + STARTS_WITHIN_S
