@@ -75,8 +75,8 @@ def test_the_policy_learns_what_is_rewarded(
     given = recipe(tmp_path, roomy_folder, rubric, steps=40, prompts_per_step=8, method=options)
     run = start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent())
     with pytest.raises(Learned):
-        train(run, until := UntilLearned(0.4))
-    run.close()
+        train(run, until := UntilLearned(0.25))
+    run.close()  # with the update's sign turned, vowels would become rarer
     assert any(record["origin/revised"] for record in run.folder.metrics()) == revised
     assert sum(until.values[:3]) / 3 < 0.1
 
@@ -144,24 +144,24 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: P
         tmp_path,
         roomy_folder,
         rubric,
-        steps=12,
+        steps=6,
         prompts_per_step=6,
         method={"name": "grape", "updates_per_step": 2, "mix": {"fresh": 0.4, "revised": 0.4, "demonstrated": 0.2}},
         reward={"kind": "rubric", "file": rubric, "judge": {"kind": "python", "function": "grape_functions:judge"}},
-        eval_every=5,
-        save_every=4,
+        eval_every=3,
+        save_every=2,
     )
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(given))
     whole = api.train(str(file), name="whole", runs=tmp_path).folder
-    origins = [s.extras["origin"] for s in SampleStore(whole, read_only=True).page(step=12)]
+    origins = [s.extras["origin"] for s in SampleStore(whole, read_only=True).page(step=6)]
     assert "revised" in origins
-    code = fault_runs.exit_code(fault_runs.killed_at_step, str(file), str(tmp_path), "killed", 6)
+    code = fault_runs.exit_code(fault_runs.killed_at_step, str(file), str(tmp_path), "killed", 4)
     assert code == -signal.SIGKILL
     api.resume(tmp_path / "killed")
     assert final_state(tmp_path / "killed") == final_state(whole)
     stores = [SampleStore(path, read_only=True) for path in (whole, tmp_path / "killed")]
-    assert stores[0].page(step=12) == stores[1].page(step=12)
+    assert stores[0].page(step=6) == stores[1].page(step=6)
 
 
 @pytest.mark.usefixtures("grape_functions")
