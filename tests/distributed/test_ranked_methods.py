@@ -1,19 +1,28 @@
-"""Gradients and figures of several ranks are those of one process on the same batch, for every method."""
+"""Gradients and metrics of several ranks are those of one process on the same batch, for every method."""
 
 from pathlib import Path
 
 import pytest
 
 from support.ranked_comparison import CaseResults, check_near, check_the_same, of_ranks
-from support.ranked_methods import CASES, IN_HALVES, PATHS, UNSHARDED, measured
+from support.ranked_methods import ALIKE, CASES, IN_HALVES, PATHS, UNSHARDED, measured
 
 pytestmark = pytest.mark.slow
+
+
+UNLIKE = tuple(case for case in CASES if case not in ALIKE)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
     place = tmp_path_factory.mktemp("alone")
-    return {case: measured(case, place) for case in CASES}
+    return {case: measured(case, place) for case in UNLIKE}
+
+
+@pytest.fixture(scope="module")
+def all_alone(alone: CaseResults, tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+    place = tmp_path_factory.mktemp("all")
+    return alone | {case: measured(case, place) for case in ALIKE}
 
 
 def test_every_method_is_measured_and_learns(alone: CaseResults) -> None:
@@ -28,8 +37,8 @@ def test_every_method_is_measured_and_learns(alone: CaseResults) -> None:
 
 
 def test_two_ranks(alone: CaseResults, tmp_path: Path) -> None:
-    together = of_ranks(tmp_path, 2, shard=1)
-    assert set(together) == set(CASES)
+    together = of_ranks(tmp_path, 2, shard=1, cases=UNLIKE)
+    assert set(together) == set(UNLIKE)
     check_the_same(alone, together)
 
 
@@ -44,10 +53,10 @@ def test_copies_of_sharded_weights(alone: CaseResults, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize(("count", "shard"), [(4, 2), (2, 2), (4, 1), (4, 4)])
-def test_more_ranks_and_sharded_weights(alone: CaseResults, tmp_path: Path, count: int, shard: int) -> None:
+def test_more_ranks_and_sharded_weights(all_alone: CaseResults, tmp_path: Path, count: int, shard: int) -> None:
     together = of_ranks(tmp_path, count, shard)
     assert set(CASES) - set(together) == (set() if shard == 1 else set(UNSHARDED))
-    check_the_same(alone, together)
+    check_the_same(all_alone, together)
 
 
 @pytest.mark.slow

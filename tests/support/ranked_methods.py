@@ -90,28 +90,27 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo, by loss": {"name": "grpo", "kl": KL},
     "grpo, annealed": {"name": "grpo", "kl": KL},
 }
+ALIKE = (
+    *("actor_critic, faithful", "reinforce", "grpo, LoRA", "sft", "oreo"),
+    *("reward_model, by loss", "distill, sampled"),
+)
+"""Cases that share nothing over ranks which another case does not share; `make test-cluster` has them."""
 UNSHARDED = ("trpo, constraint", "gad")
 """Cases that refuse `scale.shard` above 1."""
 PATHS = (
-    "actor_critic",
-    "reinforce, own network",
     "ppo",
     "trpo, penalty",
-    "grpo",
-    "grpo, LoRA",
+    "reinforce, own network",
     "reinforce, LoRA, own network",
     "grpo, activations again",
-    "grape",
     "sft, packed",
-    "dpo",
     "reward_model",
-    "topr, sampled",
-    "oreo, own network",
-    "a_star_po",
     "distill",
     "sft, by loss",
 )
-"""Cases of every way through sharded weights; the others differ in what they sample, or in their advantages."""
+"""Cases of every way through sharded weights: a critic's head and its own network, adapters, activations that are
+computed again, packed rows, a head of scores, a second model, losses of all rows. The others differ in what they
+sample, or in their advantages; `make test-cluster` has them all."""
 IN_HALVES = ("sft", "sft, packed", "dpo", "reward_model")
 """Cases without sampling: in bfloat16 one token may differ, and then everything after it."""
 
