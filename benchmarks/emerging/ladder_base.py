@@ -10,6 +10,7 @@ accuracy does not move.
 
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from itertools import combinations_with_replacement
 from pathlib import Path
 from random import Random
@@ -39,9 +40,10 @@ def ladder_base(out: Path, *, small: bool = False) -> tuple[str, int]:
     return str((run / "checkpoints" / f"step-{STEPS}").resolve()), STEPS
 
 
+@cache
 def fresh_sums(per_level: int, *, small: bool = False) -> list[dict[str, Any]]:
     """Sums of every level as the task's rows, `per_level` each or as many as there are: none of the tuning or held-out
-    part, and none of three terms or more that the base was fine-tuned on."""
+    part, and none of three terms or more that the base was fine-tuned on. Drawn once; not to be changed."""
     from vigneron.data.ladder import LARGEST_ALONE, LARGEST_TERM, LEVELS, ladder_row
     from vigneron.data.tasks import load_task
 

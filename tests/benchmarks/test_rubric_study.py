@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_held_out")
+@pytest.mark.usefixtures("few_rows")
 def test_it_runs_in_pieces_and_shows_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_conversation_has_as_many_turns_as_its_game(game: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("game", GAMES)
 def test_a_warm_up_and_a_game_train_and_are_evaluated_by_whole_games(game: str, folder: Path, tmp_path: Path) -> None:
     environment = {"max_turns": 2, "max_reply_tokens": 160}

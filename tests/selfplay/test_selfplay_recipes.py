@@ -63,6 +63,7 @@ def test_turns_and_replies_of_debates_fit_with_the_bundled_models_tokens() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize("name", RECIPES)
 def test_it_trains_and_is_evaluated_by_whole_games(name: str, folder: Path, tmp_path: Path) -> None:
     task = load_config(name, keys={"model": {"name": str(folder)}}).data.task

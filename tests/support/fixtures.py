@@ -121,11 +121,21 @@ def roomy_folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) ->
 @pytest.fixture
 def few_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a built-in task's rows for evaluation, every so many: 16 to 31 are enough for a test of a whole run."""
+    keep_few_rows(monkeypatch, "tuning", "held_out")
+
+
+@pytest.fixture
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a built-in task's rows, every so many: a run's start checks all rows, and a step needs a few."""
+    keep_few_rows(monkeypatch, "train", "tuning", "held_out")
+
+
+def keep_few_rows(monkeypatch: pytest.MonkeyPatch, *splits: str) -> None:
     all_rows = Task.rows
 
     def rows(task: Task, split: str, template: str | None = None) -> list[Any]:
         found = all_rows(task, split, template)
-        return found if split == "train" else found[:: max(1, len(found) // 16)]
+        return found[:: max(1, len(found) // 16)] if split in splits else found
 
     monkeypatch.setattr(Task, "rows", rows)
 

@@ -25,15 +25,8 @@ def started(obliging_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "grpo",
-        "trust",
-        "dpo",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "reinforce", "trpo", "rejection")),
-    ],
-)
+@pytest.mark.usefixtures("few_rows")
+@pytest.mark.parametrize("name", METHODS_AFTER)
 def test_every_method_goes_on_from_the_two_runs(name: str, started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started.parent)
     config = load_config(f"{name}-instructions", SMALL)
