@@ -24,8 +24,8 @@ numbers = st.integers(0, 10**12)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_sixty_of_each_kind(kind: str) -> None:
-    @settings(max_examples=60, **QUIET)
+def test_thirty_of_each_kind(kind: str) -> None:
+    @settings(max_examples=30, **QUIET)
     @given(numbers)
     def check(number: int) -> None:
         fuzz(kind, number)

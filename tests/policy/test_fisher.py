@@ -47,8 +47,14 @@ def dense_fisher(policy: Policy, batch: Batch, temperature: float) -> Tensor:
     return fisher / count
 
 
-@pytest.mark.parametrize("kind", ["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("microbatch_tokens", [7, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "microbatch_tokens"),
+    [
+        ("gpt2", 7),
+        pytest.param("gpt2", 1000, marks=pytest.mark.slow),
+        pytest.param("llama", 7, marks=pytest.mark.slow),
+    ],
+)
 def test_the_product_is_the_matrixs(kind: str, microbatch_tokens: int) -> None:
     policy = small_policy(kind)
     batch = make_batch([3, 2, 2, 1], [2, 3, 1, 4])

@@ -107,8 +107,6 @@ def kept_bytes(config: Any, dtype: torch.dtype, *, prompt: int = 0, fused: bool 
     ("family", "dtype"),
     [
         ("Llama", "float32"),
-        ("Llama", "bfloat16"),
-        ("Qwen2", "float32"),
         ("Qwen3", "bfloat16"),
         ("Gemma 2", "bfloat16"),
         ("GPT-NeoX, Pythia", "float32"),

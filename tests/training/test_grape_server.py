@@ -56,10 +56,7 @@ def test_a_run_is_killed_and_no_answered_call_is_repeated(tmp_path: Path, tiny_f
 
 BAD = {
     "500": refusal(500),
-    "score 7": verdict(7),
     "prose": chat('Sure! {"reasoning": "so", "score": 1, "confidence": 1} Bye.'),
-    "truncated": chat('{"reasoning": "so", "sco'),
-    "refusal": chat(None, refusal="I will not."),
     "hang": Sent(delay=60),
 }
 

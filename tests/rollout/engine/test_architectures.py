@@ -22,9 +22,8 @@ from vigneron.rollout.engine.sample import sample, sampler_of
 
 FAST = ["Mistral v0.1 (window)", "Gemma 2", "gpt-oss", "BLOOM"]
 SLOW = [
-    *("Ministral", "Qwen2 (window)", "OLMo 3", "Gemma 3 text", "Gemma 3n text", "Gemma 4 text", "Phi", "Phi-3"),
-    *("GPT-NeoX, Pythia", "GPT-J", "CodeGen", "StarCoder2", "StableLM", "Cohere 2", "EXAONE 4", "Falcon (rotary)"),
-    *("GPT-BigCode", "OPT", "Falcon (ALiBi)", "MPT", "Mixtral", "Phi-3.5-MoE", "DeepSeek V2", "DeepSeek V3"),
+    *("Gemma 3n text", "Gemma 4 text", "Phi-3", "GPT-NeoX, Pythia", "CodeGen", "OPT"),
+    *("Falcon (ALiBi)", "MPT", "Mixtral", "DeepSeek V3"),
 ]
 DOES_NOT_SHARE = ("BLOOM", "MPT", "Falcon (ALiBi)")
 SAMPLING = Sampling(temperature=0.9)
