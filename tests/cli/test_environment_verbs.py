@@ -213,4 +213,3 @@ def test_each_role_of_a_game_is_shown(tmp_path: Path) -> None:
     assert watched.count("as ann:\nuser: ann two\nassistant: ") == watched.count("as bob:\nuser: bob two\n") == 2
     page = write_report([run], tmp_path / "report.html").read_text()
     assert page.count('<div class="conversation">') == 12  # three rows, two roles, before and after
-    assert "samples of a game begin with what its roles read" in refused("label", run, "--out", tmp_path / "p.jsonl")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import uvicorn
 import yaml
 
 from vigneron.cli.main import main
@@ -22,7 +23,8 @@ class Answer:
 
 
 def vigneron(*words: Any, stdin: str = "") -> Answer:
-    """What `vigneron WORDS…` prints, and its exit code. What `main` lets through is raised here."""
+    """What `vigneron WORDS…` prints, and its exit code. What `main` lets through is raised here. A page is not served:
+    that would have no end."""
     out, err = io.StringIO(), io.StringIO()
     argv = ["vigneron", *(str(word) for word in words)]
     with (
@@ -30,6 +32,7 @@ def vigneron(*words: Any, stdin: str = "") -> Answer:
         patch.object(sys, "stdin", io.StringIO(stdin)),
         redirect_stdout(out),
         redirect_stderr(err),
+        patch.object(uvicorn.Server, "run", _no_page),
     ):
         try:
             main()
@@ -37,6 +40,10 @@ def vigneron(*words: Any, stdin: str = "") -> Answer:
         except SystemExit as leaving:
             code = int(leaving.code or 0)
     return Answer(code, out.getvalue(), err.getvalue())
+
+
+def _no_page(*_: Any, **__: Any) -> None:
+    raise AssertionError("a page would be served, which was to be refused")
 
 
 def write_jsonl(path: Path, rows: Iterable[str]) -> Path:
