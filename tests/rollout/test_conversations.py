@@ -29,6 +29,7 @@ from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.combined import CombinedReward
 from vigneron.rewards.environment import environment_reward
+from vigneron.rollout import conversations
 from vigneron.rollout.conversations import EARNED, REWARD, TURN_REWARDS
 from vigneron.rollout.on_policy import OnPolicy
 
@@ -78,6 +79,14 @@ def test_turns_and_replies_alternate_and_only_turns_are_trained() -> None:
         assert mask.sum() == sum(stop - start for start, stop in samples.spans[i])
         assert (samples.behaviour_BT[i][~mask] == 0).all()
         assert len(prompt) == 1
+
+
+def test_turns_that_are_answered_in_parts_are_answered_as_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = talked().samples
+    monkeypatch.setattr(conversations, "TURNS_AT_ONCE", 1)
+    parts = talked().samples
+    assert parts.completions == together.completions
+    assert parts.spans == together.spans
 
 
 def test_log_probs_of_every_turn_are_those_of_a_plain_pass() -> None:

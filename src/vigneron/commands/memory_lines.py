@@ -60,13 +60,8 @@ def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
             yield f"to fit {size:.4g} GB: no settings are enough: {beside}choose a smaller model, or shorter texts"
             continue
         changes = " ".join(map(str, fitted.changes))
-        whole = size == sizes[0]
-        text = (
-            f"to fit {size:.4g} GB: {changes}"
-            if changes
-            else f"fits {size:.4g} GB as it is{'' if whole else ', and more'}"
-        )
-        yield f"{text} ({_takes(fitted.plan)})"
+        as_it_is = f"fits {size:.4g} GB as it is" + (", and more" if size > sizes[0] else "")
+        yield f"{f'to fit {size:.4g} GB: {changes}' if changes else as_it_is} ({_takes(fitted.plan)})"
         if not search.has_room(fitted.plan) and (roomier := search.roomier(size)):
             yield f"  or, with larger passes: {' '.join(map(str, roomier.changes))} ({_takes(roomier.plan)})"
         if not changes:

@@ -87,6 +87,27 @@ def test_replies_are_read_in_rounded_sizes_for_cuda_graphs(kind: str, monkeypatc
     assert len({rows for rows, _, _ in reads}) <= 6
 
 
+def test_memory_that_was_given_back_is_zeros_for_a_conversation() -> None:
+    """What masks hide is multiplied by 0, which gives NaN where the memory has NaN."""
+
+    class Memory:
+        bytes = torch.ones(4)
+
+        def restore(self) -> None: ...
+        def release(self) -> None: ...
+
+    policy = tiny_policy("llama")
+    engine = sampler_of(policy)
+    assert isinstance(engine, Engine)
+    options = {"max_new_tokens": 2, "max_tokens": 12}
+    sample(policy, [[1]], replies=Scripted([[3]], 12), **options)  # its checks, and the cache of this size
+    engine._cache._memory = Memory()  # type: ignore[assignment]
+    sample(policy, [[1]], max_new_tokens=12)
+    assert Memory.bytes.sum() == 4
+    sample(policy, [[1]], replies=Scripted([[3]], 12), **options)
+    assert Memory.bytes.sum() == 0
+
+
 @pytest.mark.slow
 def test_turns_of_one_token_in_few_rows() -> None:
     """A sample whose turn has ended with its first token keeps its row."""

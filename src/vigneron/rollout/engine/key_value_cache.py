@@ -135,7 +135,7 @@ class KeyValueCache:
             self._memory.release()
 
     def take_back(self, *, zeroed: bool) -> None:
-        """`zeroed` for passes that multiply slots which nobody has written by a weight of 0: they must be numbers."""
+        """`zeroed` for passes that multiply slots which were never written by a weight of 0: they must not be NaN."""
         if self._memory is not None:
             self._memory.restore()
             if zeroed:
