@@ -154,7 +154,7 @@ def test_seeds_differ_between_samples_and_are_the_same_in_every_call() -> None:
 
     for _ in range(2):
         seeds.append([])
-        talked(Seeded)
+        talked(Seeded, concurrency=1)
     assert len(set(seeds[0])) == 12
     assert seeds[0] == seeds[1]
     assert all(0 <= seed < 2**63 for seed in seeds[0])
@@ -176,7 +176,7 @@ def test_all_that_wait_are_answered_at_once() -> None:
 
 
 class Failing(Counting):
-    """Fails in one of four samples of a group, each time in another way."""
+    """Fails in one of four samples of a group, each time in another way. Made one at a time, so in order."""
 
     made = 0
 
@@ -201,7 +201,7 @@ class Failing(Counting):
 
 def test_an_environment_that_fails_takes_its_sample_out_and_no_other() -> None:
     Failing.made = 0
-    batch = talked(Failing)
+    batch = talked(Failing, concurrency=1)
     errors = batch.samples.extras["environment_error"]
     assert {i for i, error in enumerate(errors) if error is not None} == {1, 4, 7, 8, 10}
     assert errors[1].startswith("raised RuntimeError: no seat (test_conversations.py, line ")
@@ -240,7 +240,8 @@ def test_a_turn_without_a_reward_earns_nothing_and_shows_none() -> None:
 
 def test_whatever_the_reward_a_failed_sample_has_none() -> None:
     Failing.made = 0
-    batch = ApplyReward(lambda completions, **columns: [1.0] * len(completions), missing_limit=0.9)(talked(Failing))
+    reward = ApplyReward(lambda completions, **columns: [1.0] * len(completions), missing_limit=0.9)
+    batch = reward(talked(Failing, concurrency=1))
     assert [i for i, gone in enumerate(batch.signals.rewards_B.isnan().tolist()) if gone] == [1, 4, 7, 8, 10]
 
 
@@ -350,7 +351,7 @@ def test_async_code_that_exits_takes_its_sample_out_and_no_other(error: BaseExce
             return Counting.reply(self, messages)
 
     Failing.made = 0
-    errors = talked(Exiting).samples.extras["environment_error"]
+    errors = talked(Exiting, concurrency=1).samples.extras["environment_error"]
     assert [i for i, each in enumerate(errors) if each is not None] == [1, 2]
 
 
@@ -358,16 +359,23 @@ def test_one_that_hangs_is_given_up() -> None:
     forever = threading.Event()
 
     class Hanging(Failing):
+        def __init__(self, row: dict[str, Any], seed: int) -> None:
+            super().__init__(row, seed)
+            if self.number % 12 == 5:
+                forever.wait()
+
         def reply(self, messages: list[dict[str, Any]]) -> Any:
             if self.number % 12 == 2:
                 forever.wait()
             return Counting.reply(self, messages)
 
     Failing.made = 0
-    batch = talked(Hanging, timeout_s=0.5, concurrency=1)  # the others are called in its place
+    batch = talked(Hanging, timeout_s=2, concurrency=1)  # the others are called in its place
     forever.set()
-    assert batch.samples.extras["environment_error"][2] == "took longer than 0.5 s"
-    assert sum(error is not None for error in batch.samples.extras["environment_error"]) == 2
+    errors = batch.samples.extras["environment_error"]
+    assert errors[2] == "took longer than 2 s"
+    assert errors[5] == "took longer than 2 s when it was made"
+    assert sum(error is not None for error in errors) == 3
 
 
 def test_a_turn_that_cannot_be_read_takes_its_sample_out() -> None:

@@ -1,5 +1,6 @@
 """Games of several roles: each sees its own side, the policy's roles are trained, and each is compared with itself."""
 
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,40 @@ class Broken:
         if self.how == "raises" and self.seed % 2:
             raise KeyError("lost")
         return Round((), {}, {"ann": 1.0})
+
+
+class Opening(Broken):
+    """The second row's opening is longer than a context; with `release`, it hangs when it is made."""
+
+    release: threading.Event | None = None
+
+    def __init__(self, row: dict[str, Any], seed: int) -> None:
+        super().__init__(row, seed)
+        self.topic = row["topic"]
+        if self.release is not None and self.topic != "one":
+            self.release.wait()
+
+    def start(self) -> Any:
+        return Round(["ann"], {"ann": "go" if self.topic == "one" else "z" * 5000})
+
+    def play(self, turns: dict[str, str]) -> Any:
+        return Round((), {}, {"ann": 1.0})
+
+
+def test_an_opening_that_does_not_fit_takes_its_episode_out() -> None:
+    with pytest.raises(UserError) as error:
+        played(**{"class": f"{__name__}:Opening"})
+    assert "3 of 6 episodes had no turn of the policy: it opened 'ann' with 50" in str(error.value)
+    assert "more than the model's context of " in str(error.value)
+
+
+def test_a_game_that_hangs_when_it_is_made_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Opening, "release", threading.Event())
+    with pytest.raises(UserError) as error:
+        played(**{"class": f"{__name__}:Opening", "timeout_s": 1})
+    assert "3 of 6 episodes had no turn of the policy: it took longer than 1 s when it was made" in str(error.value)
+    assert Opening.release is not None
+    Opening.release.set()
 
 
 @pytest.mark.slow

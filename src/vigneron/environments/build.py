@@ -29,6 +29,8 @@ class Environments:
     options: EnvironmentOptions
     waits: bool = False
     """Whether replies are async."""
+    at_once: bool = False
+    """Whether `make` calls no user's code, so that it takes no time."""
     tools: list[dict[str, Any]] | None = None
     """The tools that the chat template writes into the prompt."""
     notices: tuple[str, ...] = ()
@@ -73,6 +75,7 @@ def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
         made,
         patient,
         waits=True,
+        at_once=True,
         tools=tools,
         notices=tuple(made.notices),
         end_tokens=tuple(made.format.end_tokens),
@@ -104,7 +107,13 @@ def _of_class(config: PythonEnvironmentConfig) -> Environments:
     make: Callable[[Row, int], Environment] = partial(made, **config.options)
     if not inspect.isclass(made):
         make = partial(_FunctionEnvironment, made, config.options)
-    return Environments(f"environment '{config.class_}'", make, config, inspect.iscoroutinefunction(called))
+    return Environments(
+        f"environment '{config.class_}'",
+        make,
+        config,
+        waits=inspect.iscoroutinefunction(called),
+        at_once=not inspect.isclass(made),
+    )
 
 
 def _check_options(made: type, name: str, options: dict[str, Any]) -> None:

@@ -87,19 +87,26 @@ class Conversations:
         self._options = environments.options
         self._calls = Calls(self._options.concurrency, self._options.timeout_s)
         self.transcripts = [Transcript() for _ in rows]
-        self._instances = [
-            self._make(row, seed, transcript)
-            for row, seed, transcript in zip(rows, seeds, self.transcripts, strict=True)
-        ]
+        make = environments.make
+        makers = [partial(make, copied(dict(row)), seed) for row, seed in zip(rows, seeds, strict=True)]
+        self._instances: list[Environment | None] = [None] * len(rows)
+        self._making: dict[int, Call] = {}
+        """Those that are not needed yet: first turns are sampled meanwhile."""
+        if environments.at_once:
+            self._instances = [make_one() for make_one in makers]
+        else:
+            self._making = dict(enumerate(self._calls.start(makers)))
         self._pending: dict[int, tuple[Turn, Call | None]] = {}
         self._cut_calls: dict[int, Call] = {}
 
-    def _make(self, row: Row, seed: int, transcript: Transcript) -> Environment | None:
-        try:
-            return self._environments.make(copied(dict(row)), seed)
-        except Exception as error:  # user code: it takes its sample out
-            transcript.error = f"{raised(error)} when it was made"
-            return None
+    def _instance(self, sample: int) -> Environment | None:
+        """The environment of a sample, None if it has failed."""
+        if (making := self._making.pop(sample, None)) is not None:
+            try:
+                self._instances[sample] = making.result()
+            except CallFailed as error:  # user code: it takes its sample out
+                self.transcripts[sample].error = f"{error} when it was made"
+        return self._instances[sample]
 
     @property
     def patience(self) -> int:
@@ -112,7 +119,7 @@ class Conversations:
     def _ask(self, turns: Sequence[Turn]) -> None:
         functions = []
         for turn, (text, raw) in zip(turns, self._texts(turns), strict=True):
-            transcript, environment = self.transcripts[turn.sample], self._instances[turn.sample]
+            transcript, environment = self.transcripts[turn.sample], self._instance(turn.sample)
             transcript.spans.append((turn.start, turn.start + len(turn.ids)))
             transcript.messages.append({"role": "assistant", "content": text})
             try:

@@ -52,8 +52,16 @@ def policy_turns(policy: Policy, how: HowToSample, seats: Sequence[Seat], turn: 
     limit = policy.context_length
     full = [s for s in seats if limit and len(s.prompt_ids) + len(s.completion_ids) + how.max_new_tokens > limit]
     for seat in full:
-        seat.transcript.cut = "context"
-    named = [(seat, name) for seat, name in zip(seats, names, strict=True) if seat.transcript.cut is None]
+        if seat.completion_ids:
+            seat.transcript.cut = "context"
+        else:
+            length = len(seat.prompt_ids)
+            seat.transcript.error = (
+                f"opened {seat.role!r} with {length} tokens: with max_new_tokens: {how.max_new_tokens} that is more "
+                f"than the model's context of {limit}"
+            )
+    kept = [seat.transcript.cut is None and seat.transcript.error is None for seat in seats]
+    named = [(seat, name) for seat, name, keep in zip(seats, names, kept, strict=True) if keep]
     if not named:
         return
     done = _drawn(policy, how, [(*s.prompt_ids, *s.completion_ids) for s, _ in named], turn, [n for _, n in named])

@@ -15,7 +15,7 @@ from vigneron.config import GameConfig
 from vigneron.core.draws import draw_keys
 from vigneron.data.prompts import Row, columns_of
 from vigneron.distributed import ranks
-from vigneron.environments.calls import CallFailed, Calls, raised
+from vigneron.environments.calls import CallFailed, Calls
 from vigneron.environments.game import Game, Round, checked_round, game_class
 from vigneron.environments.reply import BadReply
 from vigneron.errors import UserError
@@ -180,12 +180,14 @@ class Episodes:
 
     def _start(self) -> dict[int, Round | str]:
         rounds: dict[int, Round | str] = {}
-        for episode, (row, seed) in enumerate(zip(self.rows, self._seeds, strict=True)):
+        make = self.games.make
+        makers = [partial(make, copied(dict(row)), seed) for row, seed in zip(self.rows, self._seeds, strict=True)]
+        for episode, making in enumerate(self._calls.start(makers)):
             try:
-                self._games.append(self.games.make(copied(dict(row)), seed))
-            except Exception as error:  # user code: it takes its episode out
+                self._games.append(making.result())
+            except CallFailed as error:  # user code: it takes its episode out
                 self._games.append(None)
-                rounds[episode] = f"{raised(error)} when it was made"
+                rounds[episode] = f"{error} when it was made"
         made = {episode: game.start for episode, game in enumerate(self._games) if game is not None}
         return rounds | self._rounds(made)
 
