@@ -55,12 +55,16 @@ class Job:
     """The score of its held-out rows: `correct`, `reward` or one of `others`. None: it has none."""
     others: Mapping[str, Scoring] = field(default_factory=dict)
     """Scores of rows that are added to those of the run."""
+    role: str | None = None
+    """Of a game: the role whose samples are its held-out rows."""
     finish: Callable[["Job", RunFolder], Result] | None = None
     """What else is measured of the trained run."""
     instead: Callable[["Job", RunFolder, Config], Result] | None = None
     """What is done in place of training."""
     keeps_weights: bool = False
     """Whether `finish` needs the trained model."""
+    prepare: Callable[[], None] | None = None
+    """Makes what its config names and is not there yet."""
 
     def config(self) -> Config:
         return load_config(self.recipe, list(self.changes))
@@ -137,6 +141,8 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
 
 def do(job: Job, runs: Path, until: float) -> bool:
     """Whether it is done, or was cut."""
+    if job.prepare is not None:
+        job.prepare()
     if job.instead is not None:
         config = job.config()
         shutil.rmtree(runs / job.name, ignore_errors=True)
@@ -157,7 +163,7 @@ def measured(job: Job, folder: RunFolder) -> Result:
     """Keep the scores of the rows; their mean at each evaluation, and over all after the first step; and the rest."""
     result: Result = {}
     if job.row_score is not None:
-        keep_rows(folder.path, job.others)
+        keep_rows(folder.path, job.others, job.role)
         values = row_values(folder.path, job.row_score)
         curve = {step: mean(values[step]) for step in values}
         result = {"row_score": job.row_score, "curve": curve, "area": mean(scores_of(values)["area"])}

@@ -67,9 +67,14 @@ def write_once(file: Path, text: str) -> None:
 # ---------------------------------------------------------------------------------------------- rows
 
 
-def keep_rows(path: Path, others: Mapping[str, Scoring] | None = None) -> None:
-    """Write the rows of every evaluation, with the scores that a study adds; the samples are not needed any more."""
+def keep_rows(path: Path, others: Mapping[str, Scoring] | None = None, role: str | None = None) -> None:
+    """Write the rows of every evaluation, with the scores that a study adds; the samples are not needed any more. Of a
+    game, whose rows have a sample for each role, those of `role`."""
     rows = eval_rows.read_eval_rows(path, every=True)
+    if role is not None:
+        found = [one for samples in evaluations(path).values() for one in samples]
+        own = {(sample.step, sample.sample) for sample in found if sample.extras.get("role") == role}
+        rows = [row for row in rows if (row.step, row.name[0]) in own]
     for name, scoring in (others or {}).items():
         values = {
             (step, sample.sample): value
