@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import byte_tokenizer, tiny_model
 from vigneron.errors import UserError
 from vigneron.policy.load import load_policy
+from vigneron.policy.stored import check_shapes
 
 WEIGHTS = "model.safetensors"
 
@@ -103,6 +104,23 @@ def test_a_checkpoint_that_cannot_be_loaded_gets_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (config_with(intermediate_size=32), r"weight has the shape \[16, 24\], but its config.json says \[16, 32\]"),
+        (config_with(num_hidden_layers=3, layer_types=None), "has no weights for model.layers.2.input_layernorm.weig"),
+        (without_a_tensor, "has no weights for model.layers.0.mlp.up_proj.weight: its files do not fit its con"),
+    ],
+    ids=["shape", "layers", "tensor"],
+)
+def test_shapes_are_compared_without_loading(damage: Callable[[Path], None], line: str, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    assert check_shapes(str(tmp_path)) == []
+    damage(tmp_path)
+    with pytest.raises(UserError, match=line):
+        check_shapes(str(tmp_path))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_floats_are_loaded_as_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     model = tiny_model("llama").to(dtype)
@@ -126,5 +144,6 @@ def test_layers_beyond_those_of_the_config_are_named(tmp_path: Path) -> None:
     config_with(num_hidden_layers=1)(tmp_path)
     load_policy(str(tmp_path), notice=notices.append)
     (line,) = notices
+    assert check_shapes(str(tmp_path)) == notices
     assert "its files have layers that its config.json does not have, which are left out: 9 weights, as" in line
     assert "model.layers.1.input_layernorm.weight" in line

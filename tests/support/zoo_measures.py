@@ -26,6 +26,7 @@ from vigneron.policy.load import Lora, load_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.policy.reward_model import load_reward_model, scores
+from vigneron.policy.stored import check_shapes
 from vigneron.rollout.engine.sample import sample, sampler_of
 
 SHORT, LONG = 4, WINDOW + 4
@@ -175,6 +176,7 @@ def measure(name: str, folder: Path) -> Measured:
 
 def check_checkpoints(name: str, folder: Path, place: Path, **model: Any) -> None:
     """Two steps of SFT: the last checkpoint loads in transformers, is exported, and the run resumes exactly."""
+    assert check_shapes(str(folder)) == []
     data = place / "rows.jsonl"
     data.write_text(
         "".join(f'{{"prompt": "say {word}:", "answer": "{word}"}}\n' for word in ("hot", "cold", "up", "down"))

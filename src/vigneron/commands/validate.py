@@ -18,7 +18,7 @@ from vigneron.policy.architecture import (
 )
 from vigneron.policy.model_names import local_config
 from vigneron.policy.reward_model import check_reward_model
-from vigneron.policy.stored import check_weight_files
+from vigneron.policy.stored import check_shapes, check_weight_files
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import Data
@@ -44,7 +44,8 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     check_stored(config)
     weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
-    for text in (*checks.notices, *([] if weights is None else [weights]), *machine_notices(config)):
+    shapes = [] if config.method.trains == "scorer" else check_shapes(config.model.name)
+    for text in (*checks.notices, *([] if weights is None else [weights]), *shapes, *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)

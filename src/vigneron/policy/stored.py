@@ -10,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vigneron.errors import UserError
-from vigneron.policy.bundled import BUNDLED_MODELS
+from vigneron.policy.architecture import auto_class, language_model_class
+from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.held_weights import built_in_bfloat16, hold_in_bfloat16
 from vigneron.policy.model_names import local_config, model_source
 from vigneron.policy.weight_files import weight_files
@@ -85,7 +86,7 @@ def read_model(
         _forget_quantiser(model)
     rounded = " and ".join(sorted(dtypes - {"BF16"})) if cast == "rounded" else ""
     notices = [f"{where}: its weights in {rounded} are rounded to bfloat16"] if rounded else []
-    notices += [] if blank else _left_out(info["unexpected_keys"], model, where)
+    notices += _left_out(info["unexpected_keys"], model, where)
     return Stored(model, set(info["missing_keys"]), notices)
 
 
@@ -182,6 +183,26 @@ def check_weight_files(name: str, key: str = "model", *, allow_pickle: bool) -> 
             "set model.allow_pickle=true"
         )
     return None
+
+
+def check_shapes(name: str, key: str = "model") -> list[str]:
+    """Compare the names and shapes of a folder's weights with its config, by the files' headers; returns notices.
+    Quantised weights have other shapes, and are compared when they are loaded."""
+    config = None if name in BUNDLED_MODELS else local_config(name)
+    if config is None or not any(file.suffix == ".safetensors" for file in weight_files(name)):
+        return []
+    kind, where = language_model_class(config), f"{key}: '{name}'"
+    if kind is None or getattr(config, "quantization_config", None) is not None:
+        return []
+    try:
+        with quiet_transformers():
+            stored = read_model(auto_class(config), kind, model_source(name, key), config, where, blank=True)
+    except UserError:
+        raise
+    except Exception:  # on the meta device; how it loads is not known here
+        return []
+    check_complete(stored.missing, where)
+    return stored.notices
 
 
 def _files(source: str, where: str) -> Iterator[Path]:
