@@ -13,7 +13,7 @@ from vigneron.core.draws import Sampling
 from vigneron.rollout.engine.decode_state import DecodeState
 from vigneron.rollout.engine.key_value_cache import Room
 from vigneron.rollout.engine.request import Completions, Request
-from vigneron.rollout.engine.schedule import CHECK_EVERY, Schedule
+from vigneron.rollout.engine.schedule import AHEAD, CHECK_EVERY, Schedule
 
 END = 0
 SIZE = 64
@@ -136,6 +136,20 @@ def test_every_sample_is_completed_once_behind_its_own_prompt(case: Case) -> Non
         assert done.prompt_hidden_BH[sample, 0] == prompt[-1]
     assert sorted(schedule.unused) == list(range(case.prompts))
     assert not any(schedule.users)
+
+
+def test_soon_after_all_rows_have_ended_no_more_steps_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples of 5, 3 and 4 tokens, the first of which come from the prompt: 4 steps, and those under way."""
+    monkeypatch.setitem(CHECK_EVERY, "cpu", 8)
+    request = Request([(1, 2)] * 3, 12, None, 3, 1, [0, 1, 2], 30)
+    decoder = FakeDecoder(3, 0, False, {})
+    schedule = Schedule(decoder, request, Room(3, 21, 0, 9, 12), Completions(torch.full((3, 12), -1), *_blank(3, 12)))
+    decoder.lengths |= dict(zip(schedule.keys.tolist(), (5, 3, 4), strict=True))
+    steps: list[int] = []
+    decode = decoder.decode
+    monkeypatch.setattr(decoder, "decode", lambda *given: (steps.append(1), decode(*given)))
+    assert schedule.run().lengths_B.tolist() == [5, 3, 4]
+    assert len(steps) == 4 + AHEAD
 
 
 def _blank(count: int, new: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
+from vigneron.rollout.engine.flags import Flags
 from vigneron.rollout.engine.key_value_cache import Room
 from vigneron.rollout.engine.prompt_groups import Group, groups_of
 from vigneron.rollout.engine.reply_chunks import reply_chunks
@@ -19,6 +20,8 @@ from vigneron.timing import phase
 
 # Decode steps between checks of which rows have ended.
 CHECK_EVERY = {"cuda": 8, "mps": 8, "cpu": 1}
+# Steps that a GPU has to do while the host waits for the result of an earlier one.
+AHEAD = 2
 
 
 class Decoder(Protocol):
@@ -64,6 +67,7 @@ class Schedule:
         self.unused = list(range(room.prompts))  # prompts of the cache
         self.users = [0] * room.prompts  # samples of each prompt that have not ended
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
+        self.flags = Flags(self.device)  # whether a row runs after each of the last steps
         self.clock = 0  # decode steps
         self.awaiting: dict[int, int] = {}  # samples that wait for a reply, and since when
         self.unsent: list[Turn] = []  # their turns that the environment has not been given yet
@@ -78,10 +82,8 @@ class Schedule:
         self.state.running.fill_(False)
         self._admit(list(range(self.size)))
         while any(owner is not None for owner in self.owner):
-            steps = min(check_every, max(self.left))
             with phase("decode"):
-                for _ in range(steps):
-                    self.engine.decode(self.size, self.request.sampling)
+                steps = self._decode(min(check_every, max(self.left)), ends=ends)
                 self._prepare_replies(steps)
             self.clock += steps
             self.left = [max(0, left - steps) for left in self.left]
@@ -89,6 +91,18 @@ class Schedule:
                 self._end_at_stop_strings(self.stops, steps + 1)  # a new row's first token is one more
             self._update_rows()
         return self.done
+
+    def _decode(self, most: int, *, ends: bool) -> int:
+        """Decode steps, not many more than until every row has ended; returns their number. While replies are awaited
+        there is other work to do in that time."""
+        watched = ends and most > AHEAD and not self.awaiting
+        for steps in range(1, most + 1):
+            self.engine.decode(self.size, self.request.sampling)
+            if watched:
+                self.flags.note(steps, self.state.running[: self.size].any())
+                if steps > AHEAD and not self.flags.read(steps - AHEAD):
+                    return steps
+        return most
 
     def _end_at_stop_strings(self, stops: StopStrings, new: int) -> None:
         """End rows whose last `new` tokens complete a stop string; tokens that were sampled behind it are dropped."""
