@@ -69,7 +69,7 @@ class Calls:
         coroutines: list[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = []
         calls = []
         for function in functions:
-            if not inspect.iscoroutinefunction(function):
+            if not _is_async(function):
                 calls.append(self._in_thread(function))
                 continue
             # A call may have to wait for those before it, and one that blocks the event loop is late too.
@@ -132,6 +132,13 @@ class Calls:
         else:
             future.set_exception(error)
         self._begin()
+
+
+def _is_async(function: Callable[[], Any]) -> bool:
+    """`inspect.iscoroutinefunction`, faster for one."""
+    called = function.func if isinstance(function, partial) else function
+    code = getattr(called, "__code__", None)
+    return bool(code and code.co_flags & inspect.CO_COROUTINE) or inspect.iscoroutinefunction(function)
 
 
 def _wait_until(future: "Future[Any]", deadline: float) -> BaseException | None:

@@ -23,7 +23,8 @@ from vigneron.policy.message_forms import Message
 ROLES = ("user", "system", "tool")
 LONGEST_LOG = 20_000
 """Characters."""
-FLAT = {str, int, float, bool, type(None)}
+FEW, SHORT, LARGEST = 8, 100, 2**63
+"""Entries of a dict, characters of its texts and size of its numbers that are never more than `LONGEST_LOG` as JSON."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,26 @@ def _number(value: Any) -> Any:
 TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_number)
 
 
+def _is_short(value: Any) -> bool:
+    """Whether JSON has it as it is, in few characters."""
+    kind = type(value)
+    if kind is str:
+        return len(value) <= SHORT and value.isascii()
+    if kind is int or kind is float:
+        return -LARGEST < value < LARGEST
+    return kind is bool or value is None
+
+
 def _plain(given: Any, what: str, most: float = math.inf) -> Any:
     """As JSON has it, in at most so many characters: what is kept with the sample, and written into a prompt."""
+    if type(given) is dict and len(given) <= FEW and all(type(key) is str for key in given):
+        parts = [*given, *given.values()]
+        if all(map(_is_short, parts)):
+            return dict(given)
     try:
         text = TO_JSON.encode(given)
         text.encode()  # no half of a pair of surrogates
-        flat = type(given) is dict and {type(part) for pair in given.items() for part in pair} <= FLAT
-        plain = dict(given) if flat and all(type(key) is str for key in given) else json.loads(text)
+        plain = json.loads(text)
     except Exception as error:  # a cycle, an object, a depth
         raise BadReply(f"{what} cannot be written as JSON: {first_line(error)}") from None
     if len(text) > most:
