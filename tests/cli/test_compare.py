@@ -128,6 +128,7 @@ def test_a_comparison_is_a_folder_of_runs(whole: tuple[Path, Answer]) -> None:
     assert "<td>sft-seed-1</td>" in page
 
 
+@pytest.mark.slow
 def test_its_figures_are_the_runs(whole: tuple[Path, Answer]) -> None:
     folder, _ = whole
     with (folder / "compare.csv").open(encoding="utf-8", newline="") as file:
@@ -287,6 +288,7 @@ class TestRefused:
         one_line(vigneron("compare", "demo", "pgsrm-antonym"), "unknown recipe", "did you mean 'pgsrm-antonyms'?")
         one_line(vigneron("compare", "demo", "missing.yaml"), "'missing.yaml'", "No such file")
 
+    @pytest.mark.slow
     def test_two_identical_arms(self, elsewhere: Path, whole: tuple[Path, Answer], recipes: tuple[Path, Path]) -> None:
         one_line(vigneron("compare", "demo", "demo"), "'demo' and 'demo' have the same config and seed")
         copy = shutil.copy(recipes[0], elsewhere / "copy.yaml")
@@ -298,6 +300,7 @@ class TestRefused:
     def test_two_recipes_of_one_name(self, elsewhere: Path) -> None:
         one_line(vigneron("compare", "demo", "pgsrm-antonyms", "recipe=x"), "are both named 'x'")
 
+    @pytest.mark.slow
     def test_what_has_no_effect(self, whole: tuple[Path, Answer]) -> None:
         one_line(vigneron("compare", whole[0], "steps=3"), "'steps=3' has no effect without a recipe")
         one_line(vigneron("compare", whole[0], "--seeds", 3), "--seeds has no effect without a recipe")
@@ -319,6 +322,7 @@ class TestRefused:
         monkeypatch.setattr(Path, "iterdir", closed)
         one_line(vigneron("compare", "empty", "demo"), "cannot read the folder 'empty'", "Permission denied")
 
+    @pytest.mark.slow
     def test_a_run_without_metrics(self, whole: tuple[Path, Answer], tmp_path: Path) -> None:
         run = shutil.copytree(whole[0] / "rl-seed-0", tmp_path / "copy")
         (run / "metrics.jsonl").unlink()
@@ -334,6 +338,7 @@ class TestRefused:
         one_line(vigneron("compare", recipes[0], bad, "--runs", tmp_path / "runs"), "reward.embedder", "nosuch")
         assert not (tmp_path / "runs").exists()
 
+    @pytest.mark.slow
     def test_names_and_places(self, elsewhere: Path, recipes: tuple[Path, Path], whole: tuple[Path, Answer]) -> None:
         one_line(vigneron("compare", *recipes, "--name", "a/b"), "'a/b' is not a valid run name")
         one_line(vigneron("compare", recipes[0], "recipe=a/b", "--seeds", 2), "'a/b' is not a valid run name")

@@ -73,6 +73,7 @@ def test_eval_runs_the_environment_and_shows_its_conversations(run: Path) -> Non
     assert "  [reward " in said
 
 
+@pytest.mark.slow
 def test_eval_of_other_rows_and_their_failure_is_missing(run: Path, tmp_path: Path) -> None:
     rows = [*talking_rows("pq"), *talking_rows("r", breaks=True)]
     said = printed("eval", run, "--file", write_rows(tmp_path / "rows.jsonl", rows))
@@ -82,12 +83,14 @@ def test_eval_of_other_rows_and_their_failure_is_missing(run: Path, tmp_path: Pa
     assert re.search(r"reward_missing\s+1\b", said)
 
 
+@pytest.mark.slow
 def test_pass_at_k_is_of_whole_conversations(run: Path) -> None:
     said, asked = asked_by("eval", run, "--samples", 4, "--k", "1,4")
     assert asked > 3 * 4
     assert "3 prompts, 4 samples each" in said
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_next_turn_and_converse_the_whole(run: Path) -> None:
     trained, before = api.load_run(run), Asked.count
     (turn,) = trained.sample(["x"])
@@ -101,6 +104,7 @@ def test_a_sample_is_the_next_turn_and_converse_the_whole(run: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.slow
 def test_chat_the_user_plays_the_environment(run: Path) -> None:
     said, asked = asked_by("chat", run, stdin="x\nhigher\n/new\nx\n/exit\n")
     assert asked == 0
@@ -113,6 +117,7 @@ def test_chat_the_user_plays_the_environment(run: Path) -> None:
     assert trained.sample([[*talk, {"role": "user", "content": "higher"}]], seed=1) == [turns[3][1]]
 
 
+@pytest.mark.slow
 def test_chat_watches_the_environment(run: Path) -> None:
     said, asked = asked_by("chat", run, "--environment", stdin="x\n#2\n#9\n#x\n\n")
     assert "type a first message, or #1 to #3 for a held-out row" in said
@@ -136,6 +141,7 @@ def test_chat_says_why_the_environment_failed_and_goes_on(run: Path, tmp_path: P
     assert "[reward " in said
 
 
+@pytest.mark.slow
 def test_the_probe_talks_with_the_environment(trained: tuple[Path, Path, str]) -> None:
     said, asked = asked_by("validate", trained[0], "--probe", "--samples", 16)
     assert asked > 16
@@ -160,6 +166,7 @@ def test_labels_of_new_samples_are_of_conversations(run: Path, tmp_path: Path) -
     assert all("reward" in message for completion in completions for message in completion[::2])
 
 
+@pytest.mark.slow
 def test_what_reads_single_answers_refuses(trained: tuple[Path, Path, str], tmp_path: Path) -> None:
     recipe, run, _ = trained
     prompts = write_rows(tmp_path / "prompts.jsonl", talking_rows("p"))
@@ -193,6 +200,7 @@ def test_best_of_is_by_a_model_that_reads_conversations(run: Path, tmp_path: Pat
     assert "best of 3 by" in said
 
 
+@pytest.mark.slow
 def test_the_viewer_has_the_turns(run: Path) -> None:
     answer = TestClient(view_app([run])).get("/data/samples", params={"run": "talk"}).json()
     (first, *_) = answer["found"]["samples"]

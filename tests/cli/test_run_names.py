@@ -50,17 +50,20 @@ def test_recipes_take_names_of_runs_for_models(place: Path, tiny_folder: Path, t
     assert f"model {checkpoint.resolve()}" in vigneron("validate", recipe, "model.name=first").out
 
 
+@pytest.mark.slow
 def test_what_is_here_comes_before_a_run_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     assert run_path("first") == Path("first")
     assert newest_weights("first") == str((tmp_path / "first").resolve())
 
 
+@pytest.mark.slow
 def test_a_run_is_no_recipe(place: Path) -> None:
     line = f"'first' is a run, not a recipe: give '{place / 'my-runs' / 'first' / 'config.yaml'}', and model.name=first"
     assert line in vigneron("sample", "first").err
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_compared_with_those_of_the_runs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

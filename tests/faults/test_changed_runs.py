@@ -68,6 +68,7 @@ def test_row_9_the_command_that_allows_changes_has_the_overrides(run: Path) -> N
     assert (config.optimizer.actor_lr, config.steps) == (0.5, 5)
 
 
+@pytest.mark.slow
 def test_the_command_that_resumes_names_a_device_that_is_not_the_runs_own(run: Path) -> None:
     own = yaml.safe_load((run / "config.yaml").read_text())["model"]
     resumed = resume_run(RunFolder.open(run), build_method, view=Silent())
@@ -79,6 +80,7 @@ def test_the_command_that_resumes_names_a_device_that_is_not_the_runs_own(run: P
     assert resumed.resume_command == f"vigneron resume {run} --device cpu"
 
 
+@pytest.mark.slow
 def test_row_9_edited_rows_are_shown_and_refused(run: Path) -> None:
     path = run / "data" / "train.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -89,6 +91,7 @@ def test_row_9_edited_rows_are_shown_and_refused(run: Path) -> None:
     assert api.resume(run, allow_changes=True).step == 6
 
 
+@pytest.mark.slow
 def test_row_9_another_model_or_method_never_goes_on(run: Path) -> None:
     edit(run, method={"name": "sft"}, reward={"kind": "binary"}, group_size=1)
     with pytest.raises(UserError, match=r"method.name was 'grpo', is 'sft': it cannot be changed on resume"):

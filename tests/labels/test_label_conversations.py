@@ -77,6 +77,7 @@ def test_the_best_conversation_is_fine_tuned_on(run: Path, tmp_path: Path) -> No
     assert train_on(out, "sft", run, tmp_path)[-1]["loss/nll"] > 0
 
 
+@pytest.mark.slow
 def test_one_whose_environment_failed_is_left_out_and_counted(run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     store = SampleStore(folder)

@@ -180,6 +180,7 @@ def test_hostile_words_of_everybody_are_shown_as_words(text: str) -> None:
     assert any(SCRIPT in under and "an earlier response" in under for under in drawn), "the prompt of a revision"
 
 
+@pytest.mark.slow
 def test_a_long_text_is_folded_and_whole(text: str) -> None:
     folded = re.findall(r'<details class="long"><summary><span>(.*?)</span></summary>(.*?)</details>', text, re.DOTALL)
     assert folded
@@ -191,6 +192,7 @@ def test_a_long_text_is_folded_and_whole(text: str) -> None:
     assert page.tags["details"] == text.count("</details>")
 
 
+@pytest.mark.slow
 def test_the_items(run: Path, text: str) -> None:
     records = metrics_of(run)
     heads, *rows = Page(text).rows("items")
@@ -220,6 +222,7 @@ def asked(run: Path, step: int) -> list[Any]:
     return [sample for sample in kept if sample.extras["rubric"]["category"] == "names"]
 
 
+@pytest.mark.slow
 def test_categories_with_canaries_and_the_second_rubric(run: Path, text: str) -> None:
     first, *_, last = [record for record in metrics_of(run) if "eval/reward" in record]
     _, heads, *rows = Page(text).rows("categories")
@@ -236,6 +239,7 @@ def test_categories_with_canaries_and_the_second_rubric(run: Path, text: str) ->
     assert f"{first['eval/canary/largest']:.3f}</span> at the first evaluation" in text
 
 
+@pytest.mark.slow
 def test_where_responses_came_from(run: Path, text: str) -> None:
     store = SampleStore(run, read_only=True)
     by_step = {step: Counter(s.extras["origin"] for s in store.page(step=step)) for step in range(1, 5)}
@@ -246,6 +250,7 @@ def test_where_responses_came_from(run: Path, text: str) -> None:
         assert rows[name] == [str(counted[origin]) for origin in ("fresh", "revised", "demonstrated")]
 
 
+@pytest.mark.slow
 def test_a_sample_is_shown_with_all_that_was_said(run: Path, text: str) -> None:
     stages = re.findall(r'<details class="stage"><summary>([^<]*)', text)
     assert stages == ["training, step 1", "training, step 4", "held out, greedy, step 0", "held out, greedy, step 4"]
@@ -259,12 +264,14 @@ def test_a_sample_is_shown_with_all_that_was_said(run: Path, text: str) -> None:
     assert all(row == ["item", "score", "confidence", "critique", "reasoning"] for row in heads)
 
 
+@pytest.mark.slow
 def test_one_figure_a_category(text: str) -> None:
     assert text.count("<svg") == 2 + text.count('<div class="panel')  # one a category
     assert re.search(r"<h3>words</h3>\s*<svg", text)
     assert re.search(r"<h3>names</h3>\s*<svg", text)
 
 
+@pytest.mark.slow
 def test_a_broken_rubric_costs_only_the_weights(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -291,6 +298,7 @@ def test_a_run_of_another_reward_has_none_of_this(run: Path, tmp_path: Path) -> 
     assert both.count("<h3>Items</h3>") == 1
 
 
+@pytest.mark.slow
 def test_category_rewards_are_compared_and_items_only_in_the_csv(run: Path, tmp_path: Path) -> None:
     records = metrics_of(run)
     _, page, table = write_comparison(arms_of([CollectedRun.read(run)]), tmp_path / "out")

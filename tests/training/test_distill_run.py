@@ -63,6 +63,7 @@ def test_every_part_of_the_state_is_needed(
     check_third_arm(trained_once("distill", config_in), tmp_path, lose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps", "share"),
     [
@@ -104,6 +105,7 @@ def test_a_run_of_ours_is_a_parent_and_its_checkpoint_is_kept_in_the_config(tiny
     )
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tiny_folder: Path, parent_folder: Path, tmp_path: Path) -> None:
     def start(method: dict[str, Any], **changes: Any) -> None:
         options = {"method": {"name": "distill", **method}, **COMMON, **changes}
@@ -139,6 +141,7 @@ def test_mistakes_are_one_line(tiny_folder: Path, parent_folder: Path, tmp_path:
     refused({"parent": str(adapter)}, r"^method.parent: '.*' is an adapter: merge it into a model by `vigneron export`")
 
 
+@pytest.mark.slow
 def test_validate_knows_the_parent(tiny_folder: Path, parent_folder: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

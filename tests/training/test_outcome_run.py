@@ -79,6 +79,7 @@ def test_the_fall_is_warned_of_once_and_at_its_step(hacked: tuple[Path, Answer])
     assert answer.out.count("while the training reward rose") == 1
 
 
+@pytest.mark.slow
 def test_lists_and_the_report_have_the_verdict(hacked: tuple[Path, Answer]) -> None:
     run, _ = hacked
     outcome = stored_outcome(status_of(run).outcome)
@@ -97,6 +98,7 @@ def test_lists_and_the_report_have_the_verdict(hacked: tuple[Path, Answer]) -> N
     assert re.search(r"Run began .* UTC, ended .* UTC, trained by Vigneron", page)
 
 
+@pytest.mark.slow
 def test_a_fall_without_a_rising_reward_or_beyond_no_noise_is_no_warning(hacked: tuple[Path, Answer]) -> None:
     run, _ = hacked
     config, evaluations = status_of(run).config, evaluations_of(run)
