@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
+.PHONY: setup demo test test-slow test-all test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
 
 setup: $(VENV)/.ready
 
@@ -33,6 +33,10 @@ test: setup
 
 test-slow: setup
 	$(PYTEST) -m "slow and not cluster"
+
+# Both, in processes that start once.
+test-all: setup
+	$(PYTEST) -m "not cluster"
 
 # Several processes and nodes: every number of ranks, every way for one to die.
 test-cluster: setup

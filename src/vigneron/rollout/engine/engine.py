@@ -18,6 +18,7 @@ from vigneron.policy.compiling import compile_layers
 from vigneron.policy.cuda_graphs import CudaGraphs, round_to_bucket, round_up
 from vigneron.policy.model import MOST_GRAPHED, Policy
 from vigneron.rollout.engine.cached_attention import Chunk
+from vigneron.rollout.engine.conversation_schedule import ConversationSchedule
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.decode_tiles import Slots
 from vigneron.rollout.engine.inference_model import InferenceModel
@@ -94,6 +95,8 @@ class Engine:
         stops = stop_strings(self._policy.tokenizer, request.stop)
         try:
             done = blank_completions(request, self._policy)
+            if request.replies is not None:
+                return ConversationSchedule(self, request, request.replies, room, done, stops).run()
             return Schedule(self, request, room, done, stops).run()
         finally:
             self._cache.give_back()

@@ -1,5 +1,5 @@
 """Assignment of samples to rows: groups are admitted to free rows, samples leave when they end, and rows are compacted
-when no group is waiting. A sample that waits for a reply keeps its row's cache, behind the rows that are decoded."""
+when no group is waiting. `conversation_schedule` lets samples go on after replies."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,8 +13,7 @@ from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.flags import Flags
 from vigneron.rollout.engine.key_value_cache import Room
 from vigneron.rollout.engine.prompt_groups import Group, groups_of
-from vigneron.rollout.engine.reply_chunks import reply_chunks
-from vigneron.rollout.engine.request import Completions, Request, Turn
+from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.stop_strings import StopStrings
 from vigneron.timing import phase
 
@@ -68,13 +67,8 @@ class Schedule:
         self.users = [0] * room.prompts  # samples of each prompt that have not ended
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
         self.flags = Flags(self.device)  # whether a row runs after each of the last steps
-        self.clock = 0  # decode steps
-        self.awaiting: dict[int, int] = {}  # samples that wait for a reply, and since when
-        self.unsent: list[Turn] = []  # their turns that the environment has not been given yet
-        self.answers: dict[int, tuple[int, ...]] = {}  # replies that are known before they are due
-        self.finished: set[int] = set()  # samples whose conversation is over
-        self.turn = [0] * len(request.prompt_ids)  # the number of each sample's turn
-        self.begin = [0] * len(request.prompt_ids)  # the tokens before it
+        self.awaiting: dict[int, int] = {}  # samples that wait for a reply; they keep their rows
+        self.begin = [0] * len(request.prompt_ids)  # the tokens of each sample before its turn
 
     def run(self) -> Completions:
         ends = len(self.engine.ends) > 0 or self.stops is not None
@@ -84,8 +78,7 @@ class Schedule:
         while any(owner is not None for owner in self.owner):
             with phase("decode"):
                 steps = self._decode(min(check_every, max(self.left)), ends=ends)
-                self._prepare_replies(steps)
-            self.clock += steps
+                self._meanwhile(steps)
             self.left = [max(0, left - steps) for left in self.left]
             if self.stops is not None:
                 self._end_at_stop_strings(self.stops, steps + 1)  # a new row's first token is one more
@@ -103,6 +96,13 @@ class Schedule:
                 if steps > AHEAD and not self.flags.read(steps - AHEAD):
                     return steps
         return most
+
+    def _meanwhile(self, steps: int) -> None:
+        """What the host does while a GPU works on so many decode steps."""
+
+    def _revive(self, running: list[bool]) -> list[int]:
+        """Let samples go on whose turns have ended; returns their rows."""
+        return []
 
     def _end_at_stop_strings(self, stops: StopStrings, new: int) -> None:
         """End rows whose last `new` tokens complete a stop string; tokens that were sampled behind it are dropped."""
@@ -136,9 +136,8 @@ class Schedule:
         """Collect samples that have ended, and let those go on that were answered; refill rows or compact."""
         running = self.state.running[: self.size].tolist() + [False] * (self.capacity - self.size)
         self.left = [left if runs else 0 for left, runs in zip(self.left, running, strict=True)]
-        if self.request.replies is not None:
-            for row in self._converse(running):
-                running[row] = True
+        for row in self._revive(running):
+            running[row] = True
         ended = [row for row, owner in enumerate(self.owner) if owner is not None and not self._stays(row, running)]
         free = [row for row in range(self.capacity) if not self._stays(row, running)]
         live = sum(running)
@@ -174,95 +173,6 @@ class Schedule:
         self.prompt = [*(self.prompt[row] for row in order), *[0] * spare]
         self.state.running[live:] = False
         self.size = size
-
-    # ------------------------------------------------------------------------------------------------ conversations
-
-    def _prepare_replies(self, steps: int) -> None:
-        """While a GPU works on decode steps: ask for replies, and take those that are due after these steps."""
-        replies = self.request.replies
-        if replies is not None:
-            self._ask()
-            due = [s for s, since in self.awaiting.items() if self.clock + steps - since >= replies.patience]
-            self.answers |= zip(due, replies.take(due), strict=True)
-
-    def _ask(self) -> None:
-        assert self.request.replies is not None
-        self.request.replies.ask(self.unsent)
-        self.unsent = []
-
-    def _converse(self, running: list[bool]) -> list[int]:
-        """Note the turns that have ended, and let rows go on whose reply is due: these are returned."""
-        replies = self.request.replies
-        assert replies is not None
-        closed = self.finished | self.awaiting.keys()
-        new = [row for row, owner in enumerate(self.owner) if not (owner is None or running[row] or owner in closed)]
-        if new:
-            turns = self._turns(new)
-            self.unsent += turns
-            self.awaiting |= dict.fromkeys((turn.sample for turn in turns), self.clock)
-        nothing_else = not any(running)
-        due = [s for s, since in self.awaiting.items() if nothing_else or self.clock - since >= replies.patience]
-        if not due:
-            return []
-        if unknown := [sample for sample in due if sample not in self.answers]:
-            with phase("replies"):
-                self._ask()
-                self.answers |= zip(unknown, replies.take(unknown), strict=True)
-        answers = {sample: self.answers.pop(sample) for sample in due}
-        for sample, reply in answers.items():
-            del self.awaiting[sample]
-            if not reply:
-                self.finished.add(sample)
-        rows = [row for row, owner in enumerate(self.owner) if owner is not None and answers.get(owner)]
-        if rows:
-            self._go_on(rows, [answers[self._sample(row)] for row in rows])
-            self._read_chunks(rows, [len(answers[self._sample(row)]) for row in rows], sum(running) + len(rows))
-        return rows
-
-    def _turns(self, rows: list[int]) -> list[Turn]:
-        """The turns that have ended in these rows."""
-        samples = [self._sample(row) for row in rows]
-        begins = [self.begin[sample] for sample in samples]
-        at, begin = to_device([rows, begins], self.device).unbind()
-        counts, ended = self.state.written[at].tolist(), self.state.ended[at].tolist()
-        longest = max(count - begin for count, begin in zip(counts, begins, strict=True))
-        column_NT = begin[:, None] + torch.arange(longest, device=self.device)
-        table = self.state.ids[at].gather(1, column_NT.clamp(max=self.state.ids.shape[1] - 1)).tolist()
-        turns = []
-        for sample, start, count, ids, is_ended in zip(samples, begins, counts, table, ended, strict=True):
-            turns.append(Turn(sample, start, tuple(ids[: count - start]), is_ended))
-            self.begin[sample] = count
-        return turns
-
-    def _go_on(self, rows: list[int], replies: list[tuple[int, ...]]) -> None:
-        """Let rows read their replies and begin another turn."""
-        samples, lengths = [self._sample(row) for row in rows], [len(reply) for reply in replies]
-        limits = []
-        for row, owner, count in zip(rows, samples, lengths, strict=True):
-            self.turn[owner] += 1
-            self.begin[owner] += count
-            limits.append(min(self.begin[owner] + self.request.max_new_tokens, self.request.room(owner)))
-            self.left[row] = limits[-1] - self.begin[owner] + count
-        self.stopped -= set(samples)
-        turns = [self.turn[sample] for sample in samples]
-        at, sample, length, limit, turn = to_device([rows, samples, lengths, limits, turns], self.device).unbind()
-        reply = to_device([[*ids, *[0] * (max(lengths) - len(ids))] for ids in replies], self.device)
-        key = draw_keys(self.request.seed, self.request.step, self.names[sample], turn)
-        self.state.go_on(at, reply=reply, length=length, limit=limit, key=key)
-
-    def _read_chunks(self, rows: list[int], lengths: list[int], decoded: int) -> None:
-        """Read long replies at once; the others are read one token a step."""
-        if not self.engine.reads_chunks:
-            return
-        for chunk in reply_chunks(lengths, decoded, self.request.microbatch_tokens):
-            samples = [self._sample(rows[i]) for i in chunk]
-            prompts = [len(self.request.prompt_ids[sample]) for sample in samples]
-            counts = [lengths[i] for i in chunk]
-            written = [self.begin[sample] - count for sample, count in zip(samples, counts, strict=True)]
-            with phase("prefill"):
-                self.engine.read([rows[i] for i in chunk], counts, prompts, written)
-            for i in chunk:
-                self.left[rows[i]] -= lengths[i]
 
     # ------------------------------------------------------------------------------------------------ rows and groups
 
