@@ -185,7 +185,7 @@ class Trained:
         name = checker_name(self.config)
         built = build_reward(
             self.config.reward,
-            load_checker(name),
+            load_checker(name, optional=self.config.answers_are_optional),
             device=str(self.policy.device),
             rubric=RunFolder(self.folder).rubric,
             weights=partial(newest_weights, key="reward.file"),

@@ -92,6 +92,8 @@ class Signals:
 
     rewards_B: Float[Tensor, " B"] = None  # type: ignore[assignment]
     """NaN: missing."""
+    reward_trains: bool = True
+    """False: rewards only measure the samples, and one without a reward is trained on all the same."""
     correct: tuple[bool | None, ...] | None = None
     """The checker's verdicts."""
     excluded_B: Bool[Tensor, " B"] | None = None
@@ -148,9 +150,10 @@ class Batch:
 
     @cached_property
     def trained_BT(self) -> Bool[Tensor, "B T"]:
-        """1 on the tokens that are trained on: a sample excluded, or without a reward (NaN), has none."""
+        """1 on the tokens that are trained on: a sample excluded, or without a reward (NaN) where it trains, has
+        none."""
         trained_BT = self.samples.mask_BT
-        if self.signals.rewards_B is not None:
+        if self.signals.rewards_B is not None and self.signals.reward_trains:
             trained_BT = trained_BT & ~self.signals.rewards_B.isnan()[:, None]
         if self.signals.excluded_B is not None:
             trained_BT = trained_BT & ~self.signals.excluded_B[:, None]

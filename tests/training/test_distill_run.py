@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from support.command_line import vigneron
 from support.resuming import TrainedOnce, check_third_arm, lose_optimizers, lose_schedule
 from support.tiny_models import GROUPED_HEADS, byte_tokenizer, tiny_model
-from support.tiny_runs import tiny_config, write_data
+from support.tiny_runs import held_out_of, tiny_config, write_data
 from vigneron import api
+from vigneron.config import SemanticRewardConfig
 from vigneron.errors import UserError
 from vigneron.training.memory_plan import estimate
 
@@ -103,6 +104,25 @@ def test_a_run_of_ours_is_a_parent_and_its_checkpoint_is_kept_in_the_config(tiny
     assert records(api.train(same, name="same", runs=tmp_path).folder)[0]["eval/kl_parent"] == pytest.approx(
         0, abs=1e-6
     )
+
+
+@pytest.mark.parametrize("answered", [0, 5])
+def test_prompts_need_no_answers(tiny_folder: Path, parent_folder: Path, tmp_path: Path, answered: int) -> None:
+    """The check measures the rows that have one; a sample without a verdict is trained on like any other."""
+    data = write_data(tmp_path)
+    whole = config_with(tiny_folder, parent_folder, tmp_path, {}, steps=2, eval_every=2, save_every=0)
+    wanted = records(api.train(whole, name="answers", runs=tmp_path).folder)
+    for file in (data, held_out_of(data)):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        bare = [row if number < answered else {"prompt": row["prompt"]} for number, row in enumerate(rows)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in bare))
+    found = records(api.train(whole, name="bare", runs=tmp_path).folder)
+    assert [record.get("loss/distill") for record in found] == [record.get("loss/distill") for record in wanted]
+    assert found[-1]["eval/kl_parent"] == wanted[-1]["eval/kl_parent"]
+    assert ("eval/reward" in found[-1]) == (answered > 0)
+    semantic = whole.model_copy(update={"reward": SemanticRewardConfig(kind="semantic")})
+    with pytest.raises(UserError, match="has no 'answer'"):
+        api.train(semantic, name="semantic", runs=tmp_path)
 
 
 @pytest.mark.slow

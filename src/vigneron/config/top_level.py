@@ -30,8 +30,8 @@ class TopLevel(Strict):
     parent: ParentConfig | None = None
     """The model that answers the prompts. null: the dataset's column `answer`."""
     reward: RewardConfig
-    """Not needed by methods that read given texts, whose held-out completions are then scored by `binary`, nor by those
-    that read pairs."""
+    """Not needed by methods that read given texts or do not learn from a reward, whose completions are then scored by
+    `binary`, nor by those that read pairs."""
     sampling: SamplingConfig = SamplingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -74,6 +74,13 @@ class TopLevel(Strict):
     def resolved_microbatch_tokens(self) -> int:
         """`microbatch_tokens`, with the default for `auto`."""
         return DEFAULT_MICROBATCH_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
+
+    @property
+    def answers_are_optional(self) -> bool:
+        """Whether the reward is a check that only measures samples: a row without an answer is trained on all the
+        same."""
+        trains = self.method.learns_from_reward or self.method.shows_answers or self.method.reads != "prompts"
+        return self.reward.kind == "binary" and not trains
 
     @property
     def completion_tokens(self) -> int:

@@ -46,6 +46,7 @@ def build(parts: Parts, options: DistillConfig) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """Aₜ = log parent − log child of the sampled token, where the loss is `sampled`."""
+        batch = batch.with_signals(reward_trains=False)
         if options.loss == "divergence":
             return batch.with_signals(**parts.precompute(batch, parent_pass(kl)))
         truncated = sampling != untruncated(sampling)  # the parent's log-probs are without top-k and top-p

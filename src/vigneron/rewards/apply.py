@@ -83,7 +83,7 @@ class ApplyReward:
 
         return cls(
             function,
-            missing_limit=options.missing_limit,
+            missing_limit=1.0 if config.answers_are_optional else options.missing_limit,
             delimiter=options.delimiter if options.sees == "answer" else None,
             overlong=None if overlong is None else penalty,
         )

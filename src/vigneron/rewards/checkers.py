@@ -126,10 +126,19 @@ NEEDS = {
 Check = Callable[[Batch], Batch]
 
 
-def load_checker(name: str) -> RewardFunction:
+def load_checker(name: str, *, optional: bool = False) -> RewardFunction:
+    """`optional`: without the column that it needs, a built-in checker cannot tell."""
     if name not in CHECKERS and ":" not in name:
         raise UserError(f"unknown checker '{name}'{did_you_mean(name, CHECKERS)}; or give module:function")
-    return CHECKERS[name] if name in CHECKERS else python_function(name, "data.checker")
+    if name not in CHECKERS:
+        return python_function(name, "data.checker")
+
+    def checker(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> Any:
+        if columns.get(NEEDS[name]) is None:
+            return [None] * len(completions)
+        return CHECKERS[name](prompts, completions, **columns)
+
+    return checker if optional else CHECKERS[name]
 
 
 def build_check(name: str) -> Check:

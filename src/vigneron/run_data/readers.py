@@ -79,7 +79,7 @@ class PromptReader:
     def __init__(self, config: Config) -> None:
         method = config.method
         self.demonstrations = method.reads == "demonstrations"
-        compares = any(part.kind in COMPARED for part in config.reward.parts)
+        compares = any(part.kind in COMPARED for part in config.reward.parts) and not config.answers_are_optional
         self.answered = config.parent is None and (compares or self.demonstrations)
         self.one_answer = self.answered and not self.demonstrations
         """Whether the same prompt with two answers is an error."""

@@ -1,6 +1,5 @@
 """Metrics of a batch, under TRL's names where they mean the same. `run_store/metric_table.py` describes them."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from vigneron.batch import Batch
@@ -62,12 +61,10 @@ def _reward_metrics(batch: Batch) -> Metrics:
     """Metrics of completions with rewards; demonstrations have none."""
     present_B = ~batch.signals.rewards_B.isnan()
     rewards = batch.signals.rewards_B[present_B].cpu().double()  # float64 does not exist on MPS
-    metrics = {
-        "reward": float(rewards.mean()) if len(rewards) else math.nan,
-        "reward_std": float(rewards.std()) if len(rewards) > 1 else 0.0,
-        "reward_missing": int((~present_B).sum()),
-        **_group_metrics(batch),
-    }
+    metrics: Metrics = {"reward_missing": int((~present_B).sum())} if batch.signals.reward_trains else {}
+    if len(rewards):
+        spread = float(rewards.std()) if len(rewards) > 1 else 0.0
+        metrics |= {"reward": float(rewards.mean()), "reward_std": spread, **_group_metrics(batch)}
     verdicts = [verdict for verdict in batch.signals.correct or () if verdict is not None]
     if verdicts:
         metrics["accuracy"] = sum(verdicts) / len(verdicts)

@@ -96,7 +96,7 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
     use_device(resolve_device(config.model.device))
     function = build_reward(
         config.reward,
-        load_checker(checker_name(config)),
+        load_checker(checker_name(config), optional=config.answers_are_optional),
         device=config.model.device,
         notice=notice,
         weights=partial(newest_weights, key="reward.file"),

@@ -228,7 +228,7 @@ def _load(
     """Reward, audit, policy and parent: everything read from files, which may be missing on some node."""
     reward = build_reward(
         config.reward,
-        load_checker(checker_name(config)),
+        load_checker(checker_name(config), optional=config.answers_are_optional),
         cache=folder.path / "embeddings.sqlite",
         device=config.model.device,
         rubric=folder.rubric,
