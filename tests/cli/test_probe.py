@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from support.command_line import vigneron, write_recipe
+from support.tiny_models import byte_tokenizer
 from vigneron.commands.probe import mixed_share, probe_lines, suggestions
 from vigneron.config import Config
+from vigneron.policy.token_boundaries import answer_lengths
 from vigneron.recipe import check_config
 from vigneron.training.probe import Probe
 
@@ -54,13 +57,25 @@ def test_which_reward() -> None:
     """No hit among 256: p0 is below 0.0148 (Wilson), so 32 samples have fewer than 0.48 hits, and 128 up to 1.9."""
     none = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32)
     assert none.interval[1] == pytest.approx(1.96**2 / (256 + 1.96**2))
-    assert "a dense reward: even the upper bound of p0 gives 0.47 hits" in said(none, config_of())
+    assert "a dense reward: even the upper bound of p0 gives 0.47 hits in a step and 47 in 100" in said(
+        none, config_of()
+    )
     assert "annealed" in said(none, config_of(prompts_per_step=16))
     assert said(none, config_of({"kind": "semantic"})) == "", "it is dense"
     assert "the check" in said(PLAIN, config_of({"kind": "token_f1"}))
     both = {"kind": "combined", "combine": "annealed", "rewards": [{"kind": "binary"}, {"kind": "token_f1"}]}
     assert said(none, config_of(both, prompts_per_step=16)) == ""
     assert said(replace(PLAIN, hits=0, checked=0, hits_by_prompt=()), config_of()) == ""
+
+
+def test_nothing_is_said_of_rewards_that_do_not_train_or_may_be_dense() -> None:
+    """Distillation and GAD only measure by the reward; a rubric or a function may tell wrong answers apart."""
+    none = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32, pays_empty=1.0)
+    assert "another reward" in said(none, config_of())
+    for method in ({"name": "distill", "parent": "smollm2-135m"}, {"name": "gad"}):
+        assert said(none, config_of(method=method)) == ""
+    assert "dense" not in said(none, config_of({"kind": "rubric", "file": "coding"}))
+    assert "dense" not in said(none, config_of({"kind": "python", "function": "my:reward"}))
 
 
 def test_which_group_size() -> None:
@@ -125,6 +140,16 @@ def test_a_model_that_answers_xy(tmp_path: Path, obliging_folder: Path) -> None:
     assert table["reward of an empty answer"] == ["0.000"]
     assert table["reward of the echoed input"] == ["0.000"]
     assert table["reward of the reference answer"] == ["1.000"]
+
+
+def test_an_answer_is_as_long_as_a_completion_that_gives_it() -> None:
+    """`xy` takes two tokens, also of a tokenizer that begins every text by one."""
+    tokenizer = byte_tokenizer()
+    assert answer_lengths(tokenizer, ["xy", " x"]) == [2, 1]
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(f"{end} $A", None, [(end, tokenizer.eos_token_id)])
+    assert len(tokenizer("xy")["input_ids"]) == 3
+    assert answer_lengths(tokenizer, ["xy", " x"]) == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ from vigneron.config import Config
 from vigneron.training.probe import Probe
 
 ENOUGH_HITS = 1.0
-"""A step needs about one hit for a check to learn from."""
+"""Hits in a step, below which most steps teach a check nothing. That a dense reward then learns faster is a conjecture:
+docs/results/dense-study.md."""
 MIXED = 0.5
 """This share of groups should hold both hits and misses."""
+DENSE = ("semantic", "token_f1", "probability")
+"""Rewards that tell wrong answers apart."""
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 CUT = 0.1
 """Above this share of cut completions, length or stop text should change."""
@@ -31,7 +34,8 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
         "p0, share of hits": f"{_number(found.p0)}   95 %: {low:.3f} to {high:.3f}" if found.checked else "no check",
         f"hits in a step of {per_step}": _number(found.p0 * per_step),
         "mean reward": _number(found.reward),
-        "spread of rewards in a group": f"{_number(found.spread)}   all equal in {found.flat:.0%} of groups",
+        "spread of rewards in a group": _number(found.spread)
+        + ("" if math.isnan(found.flat) else f"   all equal in {found.flat:.0%} of groups"),
         "cut by max_new_tokens": _percent(found.cut),
         "echoes of the input": _percent(found.echoed),
         "reward of an empty answer": _number(found.pays_empty),
@@ -45,26 +49,28 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
 
 
 def suggestions(found: Probe, config: Config) -> Iterator[str]:
-    """Which reward, group size, length, stop text and curriculum."""
-    yield from _reward(found, config)
-    yield from _undeserved(found, config)
-    yield from _group_size(found, config)
+    """Which reward, group size, length, stop text and curriculum; nothing about a reward that is not trained on."""
+    if config.method.learns_from_reward:
+        yield from _reward(found, config)
+        yield from _undeserved(found, config)
+        yield from _group_size(found, config)
     yield from _length(found, config)
     yield from _curriculum(found, config)
 
 
 def _reward(found: Probe, config: Config) -> Iterator[str]:
-    """A check learns from hits: it needs about one in a step."""
+    """A check learns from hits alone. Of a rubric, a model or a user's function it is not known how dense it is."""
     per_step = config.prompts_per_step * config.group_size
     low, high = (bound * per_step for bound in found.interval)
-    dense = any(part.kind in ("semantic", "token_f1", "probability") for part in config.reward.parts)
-    checks = any(part.kind == "binary" for part in config.reward.parts)
-    if not found.checked or config.environment is not None:
+    kinds = {part.kind for part in config.reward.parts}
+    if not found.checked or config.environment is not None or not kinds <= {*DENSE, "binary"}:
         return
+    dense, checks = bool(kinds & {*DENSE}), "binary" in kinds
     if high < ENOUGH_HITS and not dense:
         yield (
-            f"a dense reward: even the upper bound of p0 gives {high:.2f} hits in a step, fewer than 1, so a check has "
-            "nothing to learn from: `reward: {kind: semantic, form: contrastive}`, or more samples a step"
+            f"a dense reward: even the upper bound of p0 gives {high:.2g} hits in a step and {high * config.steps:.2g} "
+            f"in {config.steps} steps of the untrained model, and a check learns from hits alone: `reward: {{kind: "
+            "semantic, form: contrastive}`, or more samples a step"
         )
     elif low >= ENOUGH_HITS and dense and not checks:
         yield (
@@ -73,9 +79,9 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
         )
     elif low < ENOUGH_HITS <= high and not (dense and checks):
         yield (
-            f"an annealed reward: between {low:.2f} and {high:.1f} hits in a step, near the 1 where a check begins to "
-            "learn: `reward: {kind: combined, combine: annealed, rewards: [{kind: binary}, {kind: semantic, form: "
-            "contrastive}]}`"
+            f"an annealed reward: between {low:.2f} and {high:.1f} hits in a step, and with fewer than 1 most steps "
+            "teach a check nothing: `reward: {kind: combined, combine: annealed, rewards: [{kind: binary}, {kind: "
+            "semantic, form: contrastive}]}`"
         )
 
 

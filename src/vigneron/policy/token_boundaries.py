@@ -119,6 +119,16 @@ def plain_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [ids[: len(ids) - appended] for ids in rows] if appended else [list(ids) for ids in rows]
 
 
+def answer_lengths(tokenizer: Any, answers: Sequence[str]) -> list[int]:
+    """How many tokens a completion takes that is the answer: with a space before it or without, whichever is shorter,
+    and without the tokens that the tokenizer puts before and after a text."""
+    if not answers:
+        return []
+    before = len(plain_ids(tokenizer, [""])[0])
+    spaced, bare = (plain_ids(tokenizer, [space + text.strip() for text in answers]) for space in (" ", ""))
+    return [min(len(one), len(other)) - before for one, other in zip(spaced, bare, strict=True)]
+
+
 @lru_cache(maxsize=16)
 def _appended(tokenizer: Any) -> int:
     """How many tokens the tokenizer puts after a text."""

@@ -17,7 +17,7 @@ from vigneron.errors import UserError
 from vigneron.policy.device import resolve_device, use_device
 from vigneron.policy.from_config import policy_from_config, seed_everything
 from vigneron.policy.model import Policy
-from vigneron.policy.token_boundaries import plain_ids
+from vigneron.policy.token_boundaries import answer_lengths
 from vigneron.rewards.apply import SEEN, ApplyReward, RewardFunction
 from vigneron.rewards.build import attach_models, build_reward
 from vigneron.rewards.checkers import build_run_check, load_checker
@@ -133,7 +133,7 @@ def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int,
         for row, source in zip(rows, sources, strict=True)
         if row.get("answer") is not None
     ]
-    lengths = sorted(len(ids) for ids in plain_ids(policy.tokenizer, [f" {answer}" for answer in answers]))
+    lengths = sorted(answer_lengths(policy.tokenizer, answers))
     return Probe(
         prompts=len(rows),
         group_size=group_size,

@@ -16,7 +16,7 @@ from vigneron.errors import nearest
 from vigneron.files import user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.model_names import check_model_name, check_tokenizer_files, is_cached, local_tokenizer
-from vigneron.policy.token_boundaries import plain_ids
+from vigneron.policy.token_boundaries import answer_lengths
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import run_names
 from vigneron.timing import phase
@@ -101,8 +101,7 @@ def length_notices(config: Config, parts: Sequence[tuple[str, list[str]]], token
     """Answers of the data that completions of `max_new_tokens` could not give."""
     for part, answers in parts:
         with quiet_transformers():  # it warns of texts that are longer than the context
-            spaced, bare = (plain_ids(tokenizer, [before + text.strip() for text in answers]) for before in (" ", ""))
-        lengths = [min(len(one), len(other)) for one, other in zip(spaced, bare, strict=True)]
+            lengths = answer_lengths(tokenizer, answers)
         over = sum(length > config.max_new_tokens for length in lengths)
         if over:
             yield (
