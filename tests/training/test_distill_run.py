@@ -143,6 +143,7 @@ def test_mistakes_are_one_line(tiny_folder: Path, parent_folder: Path, tmp_path:
     refused({"parent": here, "loss": "sampled", "beta": 0.5}, "`beta` has no effect with `loss: sampled`")
     refused({"parent": here, "loss": "sampled", "top_k": 5}, "`top_k` has no effect with `loss: sampled`")
     refused({"parent": here, "beta": 1.5}, "method.beta")
+    refused({"parent": here, "top_k": 300}, "method.top_k: 300 is more than the 260 tokens of the vocabulary")
     refused({"url": url}, "a server gives no whole distributions: set `top_k`")
     refused({"url": url, "top_k": 5}, "at temperature 1", sampling={"temperature": 0.7})
     refused({"parent": str(tmp_path / "nothing")}, r"^method.parent: '.*' is not a folder")

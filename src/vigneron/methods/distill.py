@@ -17,9 +17,10 @@ from vigneron.config import DistillConfig
 from vigneron.core.kl import k1
 from vigneron.core.losses import policy_gradient
 from vigneron.data.prompts import Row
+from vigneron.errors import UserError
 from vigneron.methods.terms import policy_metrics
 from vigneron.policy.logprobs import ExactKl, Scores, TopKl, untruncated
-from vigneron.policy.parent import LocalParent
+from vigneron.policy.parent import LocalParent, vocabulary
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.rollout.build import sampling_rollout
 from vigneron.training.method import Method, Metrics
@@ -32,6 +33,7 @@ def build(parts: Parts, options: DistillConfig) -> Method:
     exact = ExactKl(parent.model, "parent_hidden_BTH") if isinstance(parent, LocalParent) else None
     kl: ExactKl | TopKl | None = None
     if options.loss == "divergence" and options.top_k is not None:
+        check_count(options.top_k, parts)
         kl = TopKl(options.top_k, options.beta)
     elif options.loss == "divergence" and isinstance(parent, LocalParent):
         kl = ExactKl(parent.model, "parent_hidden_BTH", options.beta)
@@ -85,3 +87,15 @@ def build(parts: Parts, options: DistillConfig) -> Method:
 
     update = parts.gradient_update(score, loss, after_update=parts.kl_previous)
     return Method(parts.rollout, parts.reward, advantage, update, evaluate_beside=held_out_kl)
+
+
+def check_count(top_k: int, parts: Parts) -> None:
+    """Raise where the parent and the child have fewer tokens in common than are compared."""
+    parent = parts.parent
+    policies = [parts.policy, *([parent.model.policy] if isinstance(parent, LocalParent) else [])]
+    size = min(vocabulary(policy) for policy in policies)
+    if top_k > size:
+        raise UserError(
+            f"method.top_k: {top_k} is more than the {size} tokens of the vocabulary: leave it out for the "
+            "divergence over all of them"
+        )
