@@ -138,6 +138,8 @@ def test_the_policy_that_has_seen_more_scores_the_tokens(tmp_path: Path, roomy_f
     assert batch.signals.metrics["hindsight/share"] == told / len(batch)
     assert batch.signals.metrics["drawn/helped"] == 0.0
     assert run.method.memory is None
+    explained = run.method.explain({"frac_reward_zero_std": 1.0})
+    assert bool(explained) == (sees == "best"), "of equal rewards all are the best, and have no signal"
     run.close()
 
 

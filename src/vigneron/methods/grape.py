@@ -90,7 +90,7 @@ def build(parts: Parts, options: GrapeConfig) -> Method:
     notices, explain = plain.notices, plain.explain
     if options.trained_under == "generation_prompt":
         notices = (*notices, "held-out prompts are answered without the generation prompt that is trained under")
-    if teacher is not None:
+    if teacher is not None and teacher.sees != "best":
         explain = lambda metrics: ()  # noqa: E731  (equal rewards still train)
     memory = rollout.memory if teacher is None else None
     return replace(plain, rollout=rollout, advantage=advantage, memory=memory, notices=notices, explain=explain)
