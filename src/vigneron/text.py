@@ -39,7 +39,7 @@ def nfkc(text: str) -> str:
 
 
 def letters_only(text: str) -> str:
-    """Lowercase letters and single spaces only, as in the released PGSRM code."""
+    """Lowercase letters and single spaces only. (The released PGSRM code has a space for everything but a to z.)"""
     letters = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(letters.split())
 

@@ -38,8 +38,9 @@ class ProbabilityReward:
     """R = (1/|y*|) Σᵢ π(y*ᵢ ∣ x, z, y*₍<ᵢ₎), the mean probability of the tokens of the parent's answer y* after the
     prompt x and the completion's text z before its own answer   (RLPR).
 
-    With `debias`, max(0, R − R′), R′ being the same without z. A completion without a place for an answer gets 0; one
-    without a reference, or too long for the model's context with it, has no reward.
+    With `debias`, max(0, R − R′), R′ being the same without z, by the same model (in the paper: by the one at the
+    start). A completion without a place for an answer gets 0; one without a reference, or too long for the model's
+    context with it, has no reward.
     """
 
     __name__ = "probability"
