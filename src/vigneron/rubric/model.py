@@ -109,8 +109,8 @@ class SemanticItem(Item):
     embedder: str = "minilm"
     alpha: Annotated[float, Field(ge=1)] = 4.0
     form: Literal["clip", "shift"] = "clip"
-    clean: Literal["words", "letters", "none"] = "letters"
-    """As `reward.clean`. Its default is that of earlier versions, so that a rubric keeps its meaning."""
+    clean: Literal["words", "letters", "none"] = "words"
+    """As `reward.clean`. (In earlier versions `letters`, which cannot see numbers.)"""
     reference: Template = "{{ row.answer }}"
 
 

@@ -63,7 +63,16 @@ def test_an_item_says_how_its_texts_are_cleaned(vectors: str, clean: Any, wanted
     grader = built(semantic(embedder=vectors, alpha=1.0, clean=clean))
     samples = [GraderInput("q", response, {"answer": "a"}) for response in ("A!", "a-b")]
     assert scores(grader, *samples) == pytest.approx(wanted, abs=1e-6)
-    assert semantic().clean == "letters", "rubrics of earlier versions keep their meaning"
+
+
+def test_numbers_count_where_an_item_does_not_say_how_texts_are_cleaned() -> None:
+    grader = built(semantic(embedder="lexical"))
+    eggs, others = scores(
+        grader, *(GraderInput("q", response, {"answer": "12 eggs"}) for response in ("12 eggs", "99 eggs"))
+    )
+    assert eggs == pytest.approx(1.0)
+    assert others is not None
+    assert others < 0.5
 
 
 class Losing:
