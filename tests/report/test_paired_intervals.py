@@ -13,7 +13,7 @@ from vigneron.core.intervals import Interval, seeds_and_rows_interval
 from vigneron.recipe import load_config
 from vigneron.report.comparison_files import intervals_table, write_comparison
 from vigneron.report.interval_figure import bar, interval_figure, panels_of, scale_of
-from vigneron.report.paired_intervals import Estimate, estimates, not_compared
+from vigneron.report.paired_intervals import Estimate, estimates, not_compared, too_few_evaluations
 from vigneron.run_store.archive import unpacked, write_archive
 from vigneron.run_store.eval_rows import FILE, KEPT, read_eval_rows
 from vigneron.run_store.experiment_arms import Arm, CollectedRun, arms_of
@@ -132,6 +132,30 @@ def test_one_seed_is_of_rows_and_one_number_of_nothing(tmp_path: Path) -> None:
     assert found_in([one])["eval/accuracy", "a"].covers == "6 rows"
     (bare,) = arms_of([CollectedRun.read(make_run(tmp_path, "b", 0, [FIRST[0]], rows=False))])
     assert estimates([bare]) == []
+
+
+def test_rows_that_all_score_alike_leave_room_for_others(tmp_path: Path) -> None:
+    """0 of 6 rows right with both seeds: Wilson's interval ends at z²/(6 + z²), and a difference is as uncertain."""
+    others = {"optimizer": {"actor_lr": 1e-6, "critic_lr": 1e-4}}
+    paths = [make_run(tmp_path, "a", seed, [[0] * 6]) for seed in (0, 1)]
+    paths += [make_run(tmp_path, "b", seed, [[0] * 6], **others) for seed in (0, 1)]
+    first, second, difference = (
+        one for one in estimates(arms_of([CollectedRun.read(path) for path in paths])) if one.metric == "eval/accuracy"
+    )
+    for own in (first, second):
+        assert own.interval == pytest.approx((0.0, 0.0, 1.96**2 / (6 + 1.96**2)), abs=1e-9)
+    assert difference.interval.low < -0.2
+    assert difference.interval.high > 0.2
+    assert difference.interval.mean == 0.0
+
+
+def test_too_few_evaluations_are_named(tmp_path: Path) -> None:
+    arms = arms_in(tmp_path)
+    assert estimates(arms, 2) == []
+    assert too_few_evaluations(arms, 1) == []
+    assert too_few_evaluations(arms, 2)[0] == (
+        "a has no interval: a run has 1 evaluation after the first step, and --evaluations is 2"
+    )
 
 
 def test_several_evaluations_are_averaged_by_row(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from vigneron.commands.compare_plan import Plan, PlannedRun
 from vigneron.errors import UserError
 from vigneron.policy.model_names import check_model_name
 from vigneron.report.comparison_files import comparison_table, intervals_table, write_comparison
-from vigneron.report.paired_intervals import estimates, not_compared
+from vigneron.report.paired_intervals import estimates, not_compared, too_few_evaluations
 from vigneron.report.terminal import TerminalView, say
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
@@ -53,7 +53,7 @@ def run_comparison(console: Console, plan: Plan) -> None:
     if (intervals := intervals_table(found, console.width if console.is_terminal else None)) is not None:
         say(console, "")
         print_full_width(console, intervals)
-    for line in not_compared(arms, found)[:MOST_LINES]:
+    for line in [*too_few_evaluations(arms, plan.evaluations), *not_compared(arms, found)][:MOST_LINES]:
         say(console, f"note    {line}")
     for path in files:
         say(console, f"wrote   {path}")

@@ -11,8 +11,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from vigneron.core.intervals import seeds_and_rows_interval
-from vigneron.core.paired import Interval
+from vigneron.core.intervals import seeds_and_rows_interval, wilson
+from vigneron.core.paired import Interval, paired_interval
 from vigneron.run_store.eval_rows import SCORES, row_means
 from vigneron.run_store.experiment_arms import Arm, CollectedRun
 from vigneron.run_store.final_metrics import row_label
@@ -98,6 +98,17 @@ def not_compared(arms: Sequence[Arm], intervals: Sequence[Estimate]) -> list[str
     return lines
 
 
+def too_few_evaluations(arms: Sequence[Arm], evaluations: int) -> list[str]:
+    """A line for each arm that has no interval because a run was evaluated less often than is asked for."""
+    lines = []
+    for arm in arms:
+        counts = [max(len(_last_steps(run, metric, None)) for metric in SCORES) for run in arm.runs]
+        if 0 < min(counts) < evaluations:
+            few = f"a run has {min(counts)} evaluation{'s' * (min(counts) > 1)} after the first step"
+            lines.append(f"{arm.name} has no interval: {few}, and --evaluations is {evaluations}")
+    return lines
+
+
 SCORED_BY = ("data.task", "data.held_out", "data.checker")
 """The keys that `_scored_by` begins with."""
 
@@ -107,8 +118,9 @@ def _of_arm(arm: Arm, metric: str, evaluations: int) -> Estimate | None:
     if scores is None:
         return None
     (scores_SR,), rows = scores
-    interval = seeds_and_rows_interval(scores_SR)
-    limits = LIMITS.get(metric)
+    interval, limits = seeds_and_rows_interval(scores_SR), LIMITS.get(metric)
+    if interval is not None and limits is not None and rows > 1 and interval.low == interval.high:
+        interval = Interval(interval.mean, *wilson(interval.mean * rows, rows))  # no row differs: others would
     return None if interval is None else _estimate(metric, arm, None, interval, limits, scores_SR, rows, True)
 
 
@@ -126,6 +138,8 @@ def _difference(first: Arm, second: Arm, metric: str, evaluations: int) -> Estim
         interval = seeds_and_rows_interval(first_SR - second_TR)
     else:
         interval = seeds_and_rows_interval(first_SR, second_TR)
+    if interval is not None and metric in LIMITS and rows > 1 and interval.low == interval.high:
+        interval = paired_interval([interval.mean] * rows, 1.0)
     if interval is None:
         return None
     paired_SR = first_SR - second_TR if same_seeds else None
@@ -182,10 +196,12 @@ def _tensor(values: list[list[float]]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _last_steps(run: CollectedRun, metric: str, evaluations: int) -> list[int]:
-    """The steps of its last evaluations, or none if it has fewer."""
-    found = [int(step) for step in series(run.records, metric)[0] if step > 0][-evaluations:]
-    return found if len(found) == evaluations else []
+def _last_steps(run: CollectedRun, metric: str, evaluations: int | None) -> list[int]:
+    """The steps of its last evaluations, or none if it has fewer. None: of all of them."""
+    found = [int(step) for step in series(run.records, metric)[0] if step > 0]
+    if evaluations is None:
+        return found
+    return found[-evaluations:] if len(found) >= evaluations else []
 
 
 def _mean(run: CollectedRun, metric: str, steps: Sequence[int]) -> float:
