@@ -9,6 +9,8 @@ from benchmarks.study_store import Result, mean
 
 HIDDEN = ("codeword", "order", "units", "note")
 STATED = ("arithmetic", "antonyms", "json", "explanations")
+GRADED = ("explanations",)
+"""Scored by degree: no answer is the right one."""
 KINDS = {"form hidden": HIDDEN, "form stated": STATED}
 BASELINES = ("grpo", "rejection")
 ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
@@ -74,7 +76,8 @@ def show_success(rows: Sequence[Result]) -> str:
     found = {one["prompted"]: one["success"] for one in rows if one.get("part") == "success"}
     lines = [["category", "right without the prompt", "right with it"]]
     for category in (*HIDDEN, *STATED):
-        shares = [f"{found[prompted][category]:.4f}" if prompted in found else "–" for prompted in (False, True)]
+        measured = [found.get(prompted) for prompted in (False, True)]
+        shares = ["–" if of is None or category in GRADED else f"{of[category]:.4f}" for of in measured]
         lines.append([category, *shares])
     return table(lines)
 

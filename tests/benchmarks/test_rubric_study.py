@@ -15,6 +15,7 @@ from benchmarks.rubric_results import (
     default_arm,
     kind_verdict,
     loses,
+    show_success,
     worth_it,
 )
 from benchmarks.rubric_scores import by_category
@@ -201,6 +202,13 @@ def test_scores_are_sorted_by_category() -> None:
     one = {"part": "categories", "tuned": True, "arm": "grpo", "seed": 3, "categories": ["units", "note", "units"]}
     found = category_values([{**one, "scores": {"last": [1.0, 0.0, 0.5]}}, {"part": "success"}])
     assert json.loads(json.dumps(found)) == {"grpo": {"3": {"units": [1.0, 0.5], "note": [0.0]}}}
+
+
+def test_success_is_shown_where_an_answer_can_be_right() -> None:
+    success = dict.fromkeys((*HIDDEN, *STATED), 0.25)
+    lines = show_success([{"part": "success", "prompted": True, "success": success}]).splitlines()
+    assert "| codeword | – | 0.2500 |" in lines
+    assert "| explanations | – | – |" in lines, "it equals the written one never, and is not wrong"
 
 
 def test_the_page_gives_the_rule_of_the_module() -> None:
