@@ -175,6 +175,22 @@ def test_refused(tmp_path: Path, obliging_folder: Path) -> None:
     assert "samples nothing" in vigneron("validate", recipe, "--probe").err
 
 
+def test_an_api_is_asked_only_for_a_number_of_samples(tmp_path: Path, obliging_folder: Path) -> None:
+    """Validation itself costs nothing, so a probe that would must say how much."""
+    embedded = {"kind": "semantic", "embedder": "text-embedding-3-small"}
+    judged = {"kind": "rubric", "file": "explanations", "judge": {"kind": "endpoint", "model": "gpt-4o"}}
+    answering = {"kind": "endpoint", "model": "gpt-4o", "instruction": "Answer."}
+    for changes, who in (
+        ({"reward": embedded}, "the embedder 'text-embedding-3-small'"),
+        ({"reward": judged}, "the judge 'gpt-4o'"),
+        ({"parent": answering}, "the parent 'gpt-4o'"),
+    ):
+        recipe = write_recipe(tmp_path, obliging_folder, **changes)
+        answer = vigneron("validate", recipe, "--probe")
+        assert answer.code != 0
+        assert f"--probe sends requests to {who}, which may cost money" in answer.err
+
+
 @pytest.mark.slow
 def test_the_bundled_model_on_antonyms() -> None:
     """`critic-antonyms`: p0 was 0.1 to 0.4 in its runs, and the input is another word than the answer."""

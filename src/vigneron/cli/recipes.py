@@ -47,7 +47,9 @@ def validate(
     probe: Annotated[
         bool, typer.Option("--probe", help="Sample the untrained model: share of hits, spread, what would help.")
     ] = False,
-    samples: Annotated[int | None, typer.Option(min=1, max=2000, help="Samples of --probe; 256 by default.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=2000, help="Samples of --probe; 256 by default, if no API is asked.")
+    ] = None,
 ) -> None:
     """Check a recipe and its data without loading a model; say how much GPU memory it takes."""
     from vigneron.recipe import load_config
@@ -56,6 +58,14 @@ def validate(
         raise UserError("--samples has no effect without --probe")
     config = load_config(file, overrides or [])
     check_rubric_code([config], allow_code)
+    if probe and samples is None:
+        from vigneron.config.endpoints import endpoints_of_samples
+
+        if asked := [*endpoints_of_samples(config)]:
+            raise UserError(
+                f"--probe sends requests to {' and '.join(asked)}, which may cost money: say with --samples how many "
+                "samples it may take (256 is usual)"
+            )
     from vigneron.commands.validate_data import validate_data
 
     data, notes = validate_data(config)
