@@ -203,3 +203,9 @@ def test_usual_learning_rates(method: str, rate: float, lora: bool, usual: str |
     notices = list(rate_notices(config(method, rate, **({"lora": {}} if lora else {}))))
     assert len(notices) == (usual is not None)
     assert usual is None or f"{usual} is usual" in notices[0]
+
+
+def test_a_discriminator_is_a_whole_model_and_not_a_head() -> None:
+    given = {"method": {"name": "gad"}, "data": {"task": "antonyms"}, "group_size": 2, "optimizer": {"critic_lr": 1e-3}}
+    (notice,) = rate_notices(check_config(given, "my.yaml"))
+    assert notice == "optimizer.critic_lr: 0.001 is very high for a discriminator: 1e-6 to 1e-4 is usual"

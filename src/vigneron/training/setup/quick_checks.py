@@ -31,7 +31,8 @@ def rate_notices(config: Config) -> Iterator[str]:
         weights = "all weights" if config.model.lora is None else "a LoRA adapter"
         yield from _rate("optimizer.actor_lr", optimizer.actor_lr, least, most, f"`method: {method.name}` on {weights}")
     if method.has_critic:
-        yield from _rate("optimizer.critic_lr", optimizer.critic_lr, *CRITIC_RATES, "a critic")
+        usual, who = (SCORER_RATES, "a discriminator") if method.trains_its_reward else (CRITIC_RATES, "a critic")
+        yield from _rate("optimizer.critic_lr", optimizer.critic_lr, *usual, who)
 
 
 def usual_rates(config: Config) -> tuple[float, float]:
