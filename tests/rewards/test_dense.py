@@ -224,6 +224,14 @@ def test_the_policy_s_own_probability_needs_whole_weights_that_stand_still() -> 
         check_config({**recipe, "scale": {"staleness": 1, "sampling": {"kind": "ray"}}}, "test")
 
 
+def test_a_completion_of_one_line_has_nothing_before_its_answer() -> None:
+    """Its reward would be 0, whatever it says."""
+    recipe = {"method": {"name": "grpo"}, "data": {"train": "r.jsonl"}, "group_size": 4, "sampling": {"stop": ["\n"]}}
+    with pytest.raises(UserError, match=r"set `reward\.answer_after`"):
+        check_config({**recipe, "reward": "probability"}, "test")
+    assert check_config({**recipe, "reward": {"kind": "probability", "answer_after": "Answer:"}}, "test")
+
+
 @pytest.mark.parametrize("task", ["antonyms", "categories", "colors", "copying", "sentiment"])
 def test_the_paper_s_recipes_keep_the_released_cleaning(task: str) -> None:
     reward: Any = load_config(f"pgsrm-{task}-paper").reward

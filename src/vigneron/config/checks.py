@@ -200,6 +200,15 @@ def the_policy_can_score(config: TopLevel) -> None:
         raise ValueError(f"{key}, but {_named(config.method)} trains no policy: use another reward")
 
 
+def something_is_before_an_answer(config: TopLevel) -> None:
+    by_line = any(getattr(part, "answer_after", "") is None for part in config.reward.parts)
+    if by_line and "\n" in config.sampling.stop:
+        raise ValueError(
+            "`reward.kind: probability` reads what is before a completion's last line, and `sampling.stop` ends "
+            "completions with their first: set `reward.answer_after`, or another stop text"
+        )
+
+
 def pools_have_work(config: TopLevel) -> None:
     scale, reward = config.scale, config.reward
     if scale.sampling.kind != "here" and config.method.reads == "pairs":
@@ -399,6 +408,7 @@ CHECKS_OF_NEW_RUNS = (
     limits_of_memory_have_an_effect,
     a_constraint_has_no_moments,
     a_scorer_samples_nothing,
+    something_is_before_an_answer,
 )
 """Added when runs existed that they refuse, or refusing what a run's config holds after it has been resolved: those
 can still be read and resumed."""
