@@ -28,7 +28,8 @@ def hits(rows: Result, samples: int) -> float:
 
 def retrieval(samples: Sequence[Sample]) -> list[float]:
     """Of the rows of an evaluation."""
-    return retrieved([sample.completion for sample in samples], [sample.answer or "" for sample in samples])
+    texts, answers = [sample.completion for sample in samples], [sample.answer or "" for sample in samples]
+    return retrieved(texts, answers, [sample.prompt for sample in samples])
 
 
 def finish_open(job: Job, folder: RunFolder) -> Result:
@@ -43,20 +44,24 @@ def loaded(embedder: str) -> Embedder:
     return load_embedder(embedder)
 
 
-def retrieved(texts: Sequence[str], answers: Sequence[str], embedder: str = OTHER_EMBEDDER) -> list[float]:
-    """1 where the own answer is nearer to the text than 49 others', by cosine; 0 for an empty text."""
+def retrieved(
+    texts: Sequence[str], answers: Sequence[str], prompts: Sequence[str], embedder: str = OTHER_EMBEDDER
+) -> list[float]:
+    """1 where the own answer is nearer to the text than the own prompt and 48 others' answers, by cosine; 0 for an
+    empty text. Without the prompt, an echo of the instruction would find 0.74 of the held-out answers."""
     import torch
 
     embed = loaded(embedder).embed
-    texts_ND, answers_ND = (
-        torch.nn.functional.normalize(embed([text or "." for text in some]), dim=1) for some in (texts, answers)
+    texts_ND, answers_ND, prompts_ND = (
+        torch.nn.functional.normalize(embed([text or "." for text in some]), dim=1)
+        for some in (texts, answers, prompts)
     )
-    cosines_NN = (texts_ND @ answers_ND.T).tolist()
+    cosines_NN, to_prompt_N = (texts_ND @ answers_ND.T).tolist(), (texts_ND * prompts_ND).sum(1).tolist()
     found = []
     for row, text in enumerate(texts):
         others = [other for other in range(len(answers)) if other != row]
-        drawn = random.Random(row).sample(others, min(AMONG - 1, len(others)))
-        nearest = max(cosines_NN[row][other] for other in drawn)
+        drawn = random.Random(row).sample(others, min(AMONG - 2, len(others)))
+        nearest = max(to_prompt_N[row], *(cosines_NN[row][other] for other in drawn))
         found.append(float(bool(text.strip()) and cosines_NN[row][row] > nearest))
     return found
 

@@ -12,7 +12,8 @@ only: binary; cosine (MiniLM, α = 4, the paper's); contrastive (MiniLM); token 
 with contrastive) are run at the crossing only: the cell whose p₀ × samples is nearest to 1 (p₀ = 0 counts as half a
 hit).
 **Open-ended.** `instructions`: binary, cosine, contrastive, SFT. Scored by what no arm trained on: whether the own
-parent's answer is the nearest of 50 under WordLlama (arms train with MiniLM), and the probability that a preference
+parent's answer is the nearest of 50 texts, the own prompt (so that an echo is no hit) and 48 others' answers beside it,
+under WordLlama (arms train with MiniLM); and the probability that a preference
 model, trained on the pairs of `train`, prefers the answer to the untrained model's.
 
 Learning rates: every arm's is chosen on tuning data with seed 100, at k = 2 for each number of samples, from RATES by

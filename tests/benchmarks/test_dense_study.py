@@ -242,8 +242,18 @@ def test_the_crossing_cell_is_where_a_step_has_one_hit(tmp_path: Path) -> None:
 
 def test_the_own_answer_is_found_and_an_empty_text_finds_none() -> None:
     answers = [f"{noun} is a thing to eat" for noun in ("bread", "cheese", "apple", "soup")]
-    assert retrieved(answers, answers) == [1, 1, 1, 1]
-    assert retrieved([answers[1], answers[0], "", answers[3]], answers) == [0, 0, 0, 1]
+    prompts = ["Where is the key?"] * 4
+    assert retrieved(answers, answers, prompts) == [1, 1, 1, 1]
+    assert retrieved([answers[1], answers[0], "", answers[3]], answers, prompts) == [0, 0, 0, 1]
+
+
+def test_an_echo_finds_no_answer() -> None:
+    """It is nearest to its own prompt, though nearer to the own answer than to others'."""
+    rows = load_task("instructions").rows("held_out")
+    prompts, answers, echoes = ([row[key] for row in rows] for key in ("prompt", "answer", "input"))
+    assert sum(retrieved(answers, answers, prompts)) == len(rows)
+    assert sum(retrieved(echoes, answers, prompts)) < 0.1 * len(rows)
+    assert sum(retrieved(echoes, answers, [""] * len(rows))) > 0.7 * len(rows)
 
 
 def test_the_page_gives_the_rule_of_the_module() -> None:
