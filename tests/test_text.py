@@ -60,6 +60,7 @@ def test_letters_only(text: str, wanted: str) -> None:
         ("It’s 7 o'clock", "it's 7 o'clock"),
         ("3.50, not 350", "3.50 not 350"),
         ("x = -5; 3-5; −5", "x -5 3 5 -5"),
+        (".5 is not 5... 5, -.5 neither; end.5", ".5 is not 5 5 -.5 neither end 5"),
         ("Élan Ω", "élan ω"),
         (" ?! ", "?!"),
         (" ", ""),

@@ -45,7 +45,7 @@ def letters_only(text: str) -> str:
 
 
 # A number with its sign and its decimal point; a word, with the apostrophes within it.
-WORD = re.compile(r"(?<!\w)-\d++(?:[.,]\d++)*+|\d++(?:[.,]\d++)++|\w++(?:'\w++)*+")
+WORD = re.compile(r"(?<!\w)-\d++(?:[.,]\d++)*+|(?<![\w.])-?\.\d++|\d++(?:[.,]\d++)++|\w++(?:'\w++)*+")
 PLAIN_MARKS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{RIGHT SINGLE QUOTATION MARK}": "'"})
 
 

@@ -1,19 +1,23 @@
 """Row 10: NaN or Inf in a loss, a gradient or a reward. No update, the batch is kept, the run stops or goes on."""
 
 import json
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from support import fault_runs
+from support.small_batch import make_batch
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 from vigneron.training.checkpoint.read import checkpoints
+from vigneron.training.output import dump_batch
 
 # By the count of calls in this process, without those on two rows before a run: a reward that is broken at one step, or
 # so large that the gradient overflows.
@@ -86,3 +90,14 @@ def test_row_10_a_step_that_is_passed_over_leaves_nothing_behind(tmp_path: Path,
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
     states = [load_file(path / "state" / "tensors.safetensors") for path in (one, other)]
     assert all(bool((states[0][key] == states[1][key]).all()) for key in states[0])
+
+
+def test_row_10_hidden_states_are_not_kept(tmp_path: Path) -> None:
+    """Of a step of a large model they are gigabytes, and follow from the weights and the tokens."""
+    batch = make_batch([3, 2], [2, 4])
+    names = [field.name for record in (batch.samples, batch.signals) for field in fields(record)]
+    hidden = [name for name in names if "hidden" in name]
+    states = {name: torch.zeros(2, 4, 8) for name in hidden if name.endswith("BTH")}
+    assert len(states) > 2
+    dump_batch(tmp_path, 1, batch.with_signals(**states), "a test")
+    assert not load_file(tmp_path / "dumps" / "step-1" / "batch.safetensors").keys() & set(hidden)

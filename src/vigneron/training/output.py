@@ -147,7 +147,7 @@ class RunOutput:
 
 
 # Hidden states are large, and follow from the rest.
-LEFT_OUT = ("prompt_hidden_BH", "reference_hidden_BTH", "previous_hidden_BTH")
+LEFT_OUT = ("prompt_hidden_BH", "reference_hidden_BTH", "previous_hidden_BTH", "parent_hidden_BTH")
 
 
 def dump_batch(folder: Path, step: int, batch: Batch | None, why: str) -> str:
