@@ -162,12 +162,13 @@ def test_the_demo_compares_three_rewards(tmp_path: Path, tiny_folder: Path) -> N
     assert answer.code == 0, answer.err
     for text in ("PGSRM", "exact check", "inclusion check", "0.00 → 0.00", "the same sentences before and after"):
         assert text in answer.out
-    assert "The exact check never told two samples of a prompt apart, so it taught nothing." in answer.out
+    assert "never told two samples of a prompt apart" in answer.out
     configs = [RunFolder.open(tmp_path / f"demo-{name}").config() for name in ("pgsrm", "exact", "inclusion")]
-    assert [config.reward.kind for config in configs] == ["semantic", "binary", "binary"]
-    assert [config.data.checker for config in configs] == [None, None, "inclusion"]
+    assert [config.reward.kind for config in configs] == ["semantic", "python", "binary"]
+    assert {config.data.checker for config in configs} == {"inclusion"}, "accuracy means the same in all three"
     page = (tmp_path / "demo-pgsrm" / "report.html").read_text(encoding="utf-8")
     assert "<h2>Side by side</h2>" in page
+    assert "demo-exact – 1 if the answer is the copy and nothing else, else 0." in page
     assert "<th>demo-pgsrm</th><th>demo-exact</th><th>demo-inclusion</th>" in page
     for override in ("reward=binary", "data.checker=equality"):
         assert vigneron("demo", override).code == 2
@@ -182,6 +183,8 @@ def test_the_verdict_says_what_was_seen() -> None:
 
     silent = "The exact check never told two samples of a prompt apart, so it taught nothing."
     assert verdict(found((0.9, 20), (0.0, 0), (0.3, 12))) == f"{silent} Ahead on held-out sentences: PGSRM."
+    silent = "The exact check and the inclusion check never told two samples of a prompt apart, so they taught nothing."
+    assert verdict(found((0.9, 20), (0.0, 0), (0.0, 0))) == f"{silent} Ahead on held-out sentences: PGSRM."
     assert verdict(found((0.5, 20), (0.9, 3), (0.85, 12))) == (
         "Ahead on held-out sentences: exact check and inclusion check."
     )

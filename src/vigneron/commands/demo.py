@@ -22,10 +22,18 @@ from vigneron.run_store.folder import RunFolder
 
 ARMS: dict[str, tuple[str, ...]] = {
     "PGSRM": ("recipe=demo-pgsrm",),
-    "exact check": ("recipe=demo-exact", "reward=binary"),
-    "inclusion check": ("recipe=demo-inclusion", "reward=binary", "data.checker=inclusion"),
+    "exact check": (
+        "recipe=demo-exact",
+        "reward={kind: python, function: 'vigneron.rewards.checkers:exact_reward'}",
+    ),
+    "inclusion check": ("recipe=demo-inclusion", "reward=binary"),
 }
-"""What each run changes in the recipe `demo`."""
+"""What each run changes in the recipe `demo`. Accuracy is the same in all: whether the answer has the copy in it."""
+REWARDS = {
+    "PGSRM": "the similarity to a parent's answer, by embeddings, which tells the nearer of two wrong answers",
+    "exact check": "1 if the answer is the copy and nothing else, else 0",
+    "inclusion check": "1 if the answer has the copy in it, else 0",
+}
 TEXTS_SHOWN = 4
 CLEAR = 0.1
 """A difference of held-out scores that is called one."""
@@ -36,8 +44,10 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         raise UserError("the demo compares three rewards: change other keys, or use `vigneron train demo reward=…`")
     arms = {name: load_config("demo", [*overrides, *changes]) for name, changes in ARMS.items()}
     model = arms["PGSRM"].model.name
-    say(console, f"{model} learns to copy a sentence from a parent's answers, with three rewards:")
-    say(console, "PGSRM (similarity to the answer), a check of equality, and a check that the answer is included.")
+    intro = f"{model} learns to copy a sentence, from the same weights with three rewards:"
+    say(console, intro)
+    for name, pays in REWARDS.items():
+        say(console, f"  {name}: {pays}")
     folders = {}
     for name, config in arms.items():
         say(console, f"\n{name}")
@@ -49,7 +59,10 @@ def run_demo(console: Console, overrides: Sequence[str], runs: Path | None) -> N
         console.print(texts)
     say(console, verdict(found))
     first = folders["PGSRM"].path
-    say(console, f"report  {write_report([folder.path for folder in folders.values()])}")
+    rewards = [f"{config.recipe} – {REWARDS[name]}." for name, config in arms.items()]
+    lead = [intro, *rewards, "Accuracy is the share of answers that have the copy in them.", verdict(found)]
+    page = write_report([folder.path for folder in folders.values()], title="Demo: three rewards", lead=lead)
+    say(console, f"report  {page}")
     say(console, f"chat    vigneron chat {first}")
 
 
@@ -75,7 +88,8 @@ def verdict(found: Mapping[str, Mapping[str, Any]]) -> str:
     silent = [name for name, one in found.items() if not one["taught"]]
     best = max(one["included"] for one in found.values())
     ahead = [name for name, one in found.items() if best - one["included"] < CLEAR]
-    lines = [f"The {name} never told two samples of a prompt apart, so it taught nothing." for name in silent]
+    who, it = " and the ".join(silent), "it" if len(silent) == 1 else "they"
+    lines = [f"The {who} never told two samples of a prompt apart, so {it} taught nothing."] if silent else []
     if len(ahead) == len(found):
         return " ".join([*lines, "All three end about equal."])
     return " ".join([*lines, f"Ahead on held-out sentences: {' and '.join(ahead)}."])

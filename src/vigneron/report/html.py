@@ -36,6 +36,8 @@ from vigneron.text import plain
 from vigneron.training.rubric_audit import FOOLED
 
 INCLUDED = metric("eval/answer_included")
+SIDE_BY_SIDE = 6
+"""Rows of the table that the page opens with; the runs' own parts have more."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,11 @@ def _values(metric: Metric, records: Records) -> list[float | None]:
     return [values[0] if values else None, last if len(values) > 1 else None]
 
 
-def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """Runs side by side in one page; without `out` it is written into the first run's folder."""
+def write_report(
+    runs: Sequence[str | Path], out: str | Path | None = None, *, title: str | None = None, lead: Sequence[str] = ()
+) -> Path:
+    """Runs side by side in one page; without `out` it is written into the first run's folder. `lead`: paragraphs that
+    it opens with."""
     folders = [RunFolder.open(run) for run in runs]
     names = _names(folders)
     metrics = {name: folder.metrics() for name, folder in zip(names, folders, strict=True)}
@@ -124,7 +129,8 @@ def write_report(runs: Sequence[str | Path], out: str | Path | None = None) -> P
     figure = outcome_figure([section["outcome"] for section in sections], metrics)
     page = rendered(
         "report.html",
-        title=" and ".join(metrics),
+        title=title or " and ".join(metrics),
+        lead=lead,
         canary_limit=FOOLED,
         made=made_text(),
         figure=figure,
@@ -178,7 +184,7 @@ def side_by_side(runs: Sequence[Mapping[str, Any]]) -> list[tuple[Sample, list[S
     begun = {tuple((before.prompt, before.completion) for before, _ in own) for own in pairs}
     if len(runs) < 2 or len(begun) > 1 or not pairs[0]:
         return []
-    return [(each[0][0], [after for _, after in each]) for each in zip(*pairs, strict=True)]
+    return [(each[0][0], [after for _, after in each]) for each in zip(*pairs, strict=True)][:SIDE_BY_SIDE]
 
 
 def rendered(template: str, **values: Any) -> str:
