@@ -56,9 +56,10 @@ def test_the_readme(here: Path, roomy_folder: Path) -> None:
     guide.write(here)
     (here / "held_out.jsonl").write_text('{"prompt": "A good name for a dog is"}\n')
     model = f"model.name={roomy_folder}"
-    validate, train, resume, talk, evaluate, export, *_ = guide.commands
+    validate, probe, train, resume, talk, evaluate, export, *_ = guide.commands
     assert train[-1] == "steps=200"
     done(validate, model)
+    assert "probe: 4 samples" in done(probe, "--samples", "4", *SAMPLED, model).out
     done(train, *SAMPLED, model)
     done(resume, "steps=2")
     assert last_metrics("mine")["step"] == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tokenizers.processors import TemplateProcessing
 
 from support.command_line import vigneron, write_recipe
@@ -18,6 +19,7 @@ from vigneron.training.probe import Probe
 
 PLAIN = Probe(
     prompts=32,
+    groups=32,
     group_size=8,
     hits=64,
     checked=256,
@@ -57,11 +59,15 @@ def test_which_reward() -> None:
     """No hit among 256: p0 is below 0.0148 (Wilson), so 32 samples have fewer than 0.48 hits, and 128 up to 1.9."""
     none = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32)
     assert none.interval[1] == pytest.approx(1.96**2 / (256 + 1.96**2))
-    assert "a dense reward: even the upper bound of p0 gives 0.47 hits in a step and 47 in 100" in said(
-        none, config_of()
-    )
+    assert "even the upper bound of p0 gives 0.47 hits in a step and 47 in 100 steps" in said(none, config_of())
+    assert 'embedder: "lexical"}`, a dense reward' in said(none, config_of()), "answers are words"
+    assert 'embedder: "minilm"}`, a dense reward' in said(replace(none, answer_tokens=7), config_of())
     assert "annealed" in said(none, config_of(prompts_per_step=16))
     assert said(none, config_of({"kind": "semantic"})) == "", "it is dense"
+    assert said(none, config_of({"kind": "semantic"}, prompts_per_step=16)) == "", "of open answers, none is equal"
+    own = {"kind": "python", "function": "m:f"}
+    assert said(none, config_of(own)) == "", "it tells samples apart"
+    assert "a dense reward" in said(replace(none, flat=0.9), config_of(own))
     assert "the check" in said(PLAIN, config_of({"kind": "token_f1"}))
     both = {"kind": "combined", "combine": "annealed", "rewards": [{"kind": "binary"}, {"kind": "token_f1"}]}
     assert said(none, config_of(both, prompts_per_step=16)) == ""
@@ -99,10 +105,43 @@ def test_which_length_and_stop_text() -> None:
 
 def test_what_an_echo_and_an_empty_answer_earn() -> None:
     paid = replace(PLAIN, pays_echo=0.7, hits=2, hits_by_prompt=())
-    assert "`form: contrastive`" in said(paid, config_of({"kind": "semantic"}))
+    assert "`reward: {kind: semantic, form: contrastive" in said(paid, config_of({"kind": "semantic", "alpha": 2}))
     assert "echo" not in said(replace(paid, answers_echo=1.0), config_of({"kind": "semantic"})), "copying is the task"
+    tempting = replace(paid, pays_echo=0.34, reward=0.09)
+    assert "samples 0.09 on average" in said(tempting, config_of({"kind": "semantic"})), "less than half, but 4 times"
+    assert "echo" not in said(replace(tempting, reward=0.2), config_of({"kind": "semantic"}))
+    assert "`reward.temperature`" in said(tempting, config_of({"kind": "semantic", "form": "contrastive"}))
     assert "an empty answer earns 0.60" in said(replace(PLAIN, pays_empty=0.6), config_of())
     assert said(replace(PLAIN, pays_empty=math.nan, pays_echo=math.nan, pays_answer=math.nan), config_of()) == ""
+
+
+def test_a_dense_reward_that_tells_nothing_apart() -> None:
+    flat = replace(PLAIN, flat=0.8, hits=0, checked=0, hits_by_prompt=())
+    assert "`debias: false`" in said(flat, config_of({"kind": "probability"}))
+    assert "temperature" in said(flat, config_of({"kind": "token_f1"}))
+    assert said(replace(flat, flat=0.3), config_of({"kind": "probability"})) == ""
+
+
+def test_a_reward_that_only_measures_is_left_alone() -> None:
+    """Distillation learns from the parent's log-probs."""
+    found = replace(PLAIN, hits=0, hits_by_prompt=(), flat=1.0, pays_empty=1.0, answer_tokens=12)
+    (line,) = said(found, config_of(method={"name": "distill", "parent": "runs/p"})).splitlines()
+    assert line.startswith("`max_new_tokens: 13`")
+
+
+@pytest.mark.parametrize("hits", [0, 3, 64])
+@pytest.mark.parametrize("reward", ["binary", {"kind": "semantic", "alpha": 2, "embedder": "minilm"}])
+def test_what_is_suggested_can_be_pasted(hits: int, reward: Any) -> None:
+    """A line begins with keys of a recipe: with them it is a recipe again, and they are not suggested once more."""
+    found = replace(PLAIN, hits=hits, hits_by_prompt=(), cut=0.5, lines=0.9, answer_tokens=9)
+
+    def keys(config: Config) -> list[str]:
+        return [line.split("`")[1] for line in suggestions(found, config) if line.startswith("`")]
+
+    first = keys(config_of(reward))
+    assert len(first) >= 2
+    pasted = {name: value for key in first for name, value in yaml.safe_load(key).items()}
+    assert keys(config_of(**{"reward": reward, **pasted})) == []
 
 
 def test_which_curriculum() -> None:
@@ -162,9 +201,9 @@ def test_an_answer_is_as_long_as_a_completion_that_gives_it() -> None:
 )
 def test_other_rewards_and_a_method_without_groups(tmp_path: Path, obliging_folder: Path, reward: Any) -> None:
     recipe = write_recipe(tmp_path, obliging_folder, reward=reward)
-    answer = vigneron("validate", recipe, "--probe", "--samples", 16)
+    answer = vigneron("validate", recipe, "--probe", "--samples", 32)
     assert answer.code == 0, answer.err
-    assert "probe: 16 samples of the untrained model (2 prompts × 8)" in answer.out
+    assert "probe: 32 samples of the untrained model (2 prompts × 16)" in answer.out, "two groups of 8 each"
     assert "suggests:" in answer.out
 
 

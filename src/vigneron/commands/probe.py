@@ -3,10 +3,12 @@
 The rules are those of docs/guides/reference-answers.md. They are rules of thumb: each names the number it goes by.
 """
 
+import json
 import math
 from collections.abc import Iterator
 
 from vigneron.config import Config
+from vigneron.config.rewards import ProbabilityRewardConfig, SemanticRewardConfig
 from vigneron.training.probe import Probe
 
 ENOUGH_HITS = 1.0
@@ -14,13 +16,20 @@ ENOUGH_HITS = 1.0
 docs/results/dense-study.md."""
 MIXED = 0.5
 """This share of groups should hold both hits and misses."""
-DENSE = ("semantic", "token_f1", "probability")
+FLAT = 0.5
+"""Above this share of groups without a difference, a reward hardly teaches."""
+DENSE = {"semantic", "token_f1", "probability"}
 """Rewards that tell wrong answers apart."""
+SENTENCE = 4
+"""Answers of more tokens than this are sentences, which an embedder of words cannot read."""
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 CUT = 0.1
 """Above this share of cut completions, length or stop text should change."""
 UNDESERVED = 0.5
 """An empty or echoed text should earn less than this share of what the reference answer earns."""
+TEMPTING = 2.0
+"""An echo that earns more than this many times the samples' mean is what the model finds first."""
+WORTH_IT = 0.1
 ONE_SIDED = 0.5
 """Above this share of prompts that are always or never hit, a curriculum saves samples."""
 
@@ -29,7 +38,8 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     """A table of what was found, and one line per suggestion."""
     per_step = config.prompts_per_step * config.group_size
     low, high = found.interval
-    yield f"probe: {found.samples} samples of the untrained model ({found.prompts} prompts × {found.group_size})"
+    of = f"{found.prompts} prompts × {found.samples / found.prompts:g}"
+    yield f"probe: {found.samples} samples of the untrained model ({of})"
     rows = {
         "p0, share of hits": f"{_number(found.p0)}   95 %: {low:.3f} to {high:.3f}" if found.checked else "no check",
         f"hits in a step of {per_step}": _number(found.p0 * per_step),
@@ -46,56 +56,100 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     yield from (f"  {name:<{width}}  {value}" for name, value in rows.items())
     suggested = [*suggestions(found, config)]
     yield from (f"  suggests: {line}" for line in suggested or ["nothing to change"])
+    if any(line.startswith("`") for line in suggested):
+        yield "  change the recipe, or try a key here first, as in: --probe 'sampling.stop=[\"\\n\"]' group_size=8"
 
 
 def suggestions(found: Probe, config: Config) -> Iterator[str]:
-    """Which reward, group size, length, stop text and curriculum; nothing about a reward that is not trained on."""
+    """Which reward, group size, length, stop text and curriculum. A reward that only measures may be what it is."""
     if config.method.learns_from_reward:
-        yield from _reward(found, config)
-        yield from _undeserved(found, config)
+        rewards = [*_reward(found, config)]
+        yield from rewards
+        yield from _flat(found, config)
+        if not any("contrastive" in line for line in rewards):
+            yield from _echo(found, config)
+        yield from _empty(found)
         yield from _group_size(found, config)
     yield from _length(found, config)
-    yield from _curriculum(found, config)
+    if config.method.learns_from_reward:
+        yield from _curriculum(found, config)
 
 
 def _reward(found: Probe, config: Config) -> Iterator[str]:
-    """A check learns from hits alone. Of a rubric, a model or a user's function it is not known how dense it is."""
+    """A check learns from hits alone. Another reward, as a user's function, may be dense: its samples show."""
     per_step = config.prompts_per_step * config.group_size
     low, high = (bound * per_step for bound in found.interval)
     kinds = {part.kind for part in config.reward.parts}
-    if not found.checked or config.environment is not None or not kinds <= {*DENSE, "binary"}:
+    if not found.checked or config.environment is not None:
         return
-    dense, checks = bool(kinds & {*DENSE}), "binary" in kinds
-    if high < ENOUGH_HITS and not dense:
+    if kinds & DENSE:
+        if low >= ENOUGH_HITS and "binary" not in kinds:
+            yield (
+                f"`reward: binary`, the check: even the lower bound of p0 gives {low:.1f} hits in a step, so it "
+                "learns, and cannot be misled by similar wrong answers"
+            )
+        elif found.hits and low < ENOUGH_HITS <= high and "binary" not in kinds:
+            yield f"{_annealed(found, config)}: {_near(low, high)}"
+    elif kinds != {"binary"} and not found.flat > FLAT:
+        return  # a reward of another kind, which tells samples apart
+    elif high < ENOUGH_HITS:
         yield (
-            f"a dense reward: even the upper bound of p0 gives {high:.2g} hits in a step and {high * config.steps:.2g} "
-            f"in {config.steps} steps of the untrained model, and a check learns from hits alone: `reward: {{kind: "
-            "semantic, form: contrastive}`, or more samples a step"
+            f"`reward: {_contrastive(found, config)}`, a dense reward, or more samples a step: even the upper bound of "
+            f"p0 gives {high:.2g} hits in a step and {high * config.steps:.2g} in {config.steps} steps of the "
+            "untrained model, and a check learns from hits alone"
         )
-    elif low >= ENOUGH_HITS and dense and not checks:
-        yield (
-            f"the check: even the lower bound of p0 gives {low:.1f} hits in a step, so `reward: binary` learns, and "
-            "cannot be misled by similar wrong answers"
-        )
-    elif low < ENOUGH_HITS <= high and not (dense and checks):
-        yield (
-            f"an annealed reward: between {low:.2f} and {high:.1f} hits in a step, and with fewer than 1 most steps "
-            "teach a check nothing: `reward: {kind: combined, combine: annealed, rewards: [{kind: binary}, {kind: "
-            "semantic, form: contrastive}]}`"
-        )
+    elif low < ENOUGH_HITS:
+        yield f"{_annealed(found, config)}: {_near(low, high)}"
 
 
-def _undeserved(found: Probe, config: Config) -> Iterator[str]:
+def _near(low: float, high: float) -> str:
+    return f"between {low:.2f} and {high:.1f} hits in a step, and with fewer than 1 most steps teach a check nothing"
+
+
+def _annealed(found: Probe, config: Config) -> str:
+    dense = _contrastive(found, config)
+    return f"`reward: {{kind: combined, combine: annealed, rewards: [{{kind: binary}}, {dense}]}}`"
+
+
+def _contrastive(found: Probe, config: Config) -> str:
+    """With the recipe's own embedder, if it has one, else one that fits the answers."""
+    own = next((part.embedder for part in config.reward.parts if isinstance(part, SemanticRewardConfig)), None)
+    embedder = own or ("minilm" if found.answer_tokens > SENTENCE else "lexical")
+    return f"{{kind: semantic, form: contrastive, embedder: {json.dumps(embedder)}}}"
+
+
+def _flat(found: Probe, config: Config) -> Iterator[str]:
+    """A dense reward that tells no samples apart."""
+    if not found.flat > FLAT or {part.kind for part in config.reward.parts} == {"binary"}:
+        return
+    equal = f"in {found.flat:.0%} of the groups all rewards are equal, and train nothing"
+    if any(isinstance(part, ProbabilityRewardConfig) and part.debias for part in config.reward.parts):
+        yield (
+            f"a prompt that asks for reasoning on lines before the answer, or `debias: false` in the reward: {equal}; "
+            "RLPR pays what a text adds to the answer's probability, and a text that is only an answer adds nothing"
+        )
+    else:
+        yield f"a higher `sampling.temperature`, a larger `group_size` or another reward: {equal}"
+
+
+def _echo(found: Probe, config: Config) -> Iterator[str]:
     """Comparisons with NaN are false: what was not measured suggests nothing."""
-    most = UNDESERVED * found.pays_answer
-    if found.pays_echo > most and found.answers_echo < ECHOES:
-        semantic = any(part.kind == "semantic" for part in config.reward.parts)
-        how = "`form: contrastive`, or `guards: {input_weight: 0.5}`" if semantic else "a reward that the input fails"
-        yield (
-            f"{how}: the echoed input earns {found.pays_echo:.2f}, more than half of the reference answer's "
-            f"{found.pays_answer:.2f}"
-        )
-    if found.pays_empty > most:
+    pays = found.pays_echo
+    tempts = pays > TEMPTING * found.reward and pays >= WORTH_IT
+    if found.answers_echo >= ECHOES or not (pays > UNDESERVED * found.pays_answer or tempts):
+        return
+    how = "a reward that the input fails"
+    if isinstance(config.reward, SemanticRewardConfig):
+        again = config.reward.form == "contrastive"
+        how = "a lower `reward.temperature`" if again else f"`reward: {_contrastive(found, config)}`"
+    yield (
+        f"{how}: the echoed input earns {pays:.2f}, samples {found.reward:.2f} on average and reference answers "
+        f"{found.pays_answer:.2f}, so the model may learn to repeat its input"
+    )
+
+
+def _empty(found: Probe) -> Iterator[str]:
+    if found.pays_empty > UNDESERVED * found.pays_answer:
         yield (
             f"another reward: an empty answer earns {found.pays_empty:.2f}, more than half of the reference answer's "
             f"{found.pays_answer:.2f}"
@@ -116,8 +170,8 @@ def _group_size(found: Probe, config: Config) -> Iterator[str]:
         return
     size, now = config.group_size, mixed_share(found.p0, config.group_size)
     enough = next((more for more in GROUP_SIZES if mixed_share(found.p0, more) >= MIXED), None)
-    if now >= MIXED or all(part.kind != "binary" for part in config.reward.parts):
-        return
+    if now >= MIXED or {part.kind for part in config.reward.parts} != {"binary"}:
+        return  # enough, or a dense reward tells the others apart
     if enough is None:
         yield (
             f"easier prompts or a dense reward: at p0 = {found.p0:.3f} fewer than half of the groups would hold both "
@@ -125,8 +179,8 @@ def _group_size(found: Probe, config: Config) -> Iterator[str]:
         )
     else:
         yield (
-            f"`group_size: {enough}`: at p0 = {found.p0:.3f}, {now:.0%} of groups of {size} hold a hit and a miss, of "
-            f"{enough} {mixed_share(found.p0, enough):.0%}"
+            f"`group_size: {enough}`, with the check: at p0 = {found.p0:.3f}, {now:.0%} of groups of {size} hold a hit "
+            f"and a miss, of {enough} {mixed_share(found.p0, enough):.0%}"
         )
 
 

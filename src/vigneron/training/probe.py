@@ -42,12 +42,14 @@ class Probe:
     """What the samples show. Shares are of all samples unless it says otherwise; NaN where nothing was measured."""
 
     prompts: int
+    groups: int
+    """As many as prompts, or more: few prompts are sampled again."""
     group_size: int
     hits: int
     checked: int
     """Samples that the checker could judge."""
     hits_by_prompt: tuple[int, ...]
-    """Of prompts all of whose samples were judged."""
+    """Of groups all of whose samples were judged."""
     reward: float
     spread: float
     """The mean over prompts of the standard deviation of a prompt's rewards."""
@@ -71,7 +73,7 @@ class Probe:
 
     @property
     def samples(self) -> int:
-        return self.prompts * self.group_size
+        return self.groups * self.group_size
 
     @property
     def p0(self) -> float:
@@ -84,15 +86,17 @@ class Probe:
 
 
 def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None] = lambda text: None) -> Probe:
-    """Sample a resolved recipe's model on training prompts that are spread evenly over the data."""
+    """Sample a resolved recipe's model on training prompts that are spread evenly over the data; if there are too few,
+    several times."""
     if config.method.reads != "prompts":
         raise UserError(f"--probe: `method: {config.method.name}` samples nothing: give a recipe that does")
     if isinstance(config.environment, GameConfig):
         raise UserError("--probe: a game has samples of several roles: `eval_every` measures it before the first step")
     group_size = config.group_size if config.group_size > 1 else GROUP
-    count = min(len(data.train), max(1, samples // group_size))
-    rows = [data.train[number * len(data.train) // count] for number in range(count)]
+    groups = max(1, samples // group_size)
+    rows = _spread(data.train, min(len(data.train), groups))
     rows = list(with_parent_answers(config, Data(rows, []), notice).train)
+    prompts, rows = len(rows), _spread(rows, groups)
     use_device(resolve_device(config.model.device))
     function = build_reward(
         config.reward,
@@ -112,10 +116,16 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
             batch = rollout(rows)
         batch = build_run_check(config, checker_name(config))(reward(batch, whole_step=False))
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
-    return measured(policy, batch, rows, group_size, paid)
+    return measured(policy, batch, rows, prompts, group_size, paid)
 
 
-def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int, paid: dict[str, float]) -> Probe:
+def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def measured(
+    policy: Policy, batch: Batch, rows: Sequence[Row], prompts: int, group_size: int, paid: dict[str, float]
+) -> Probe:
     rewards_B, group_B = batch.signals.rewards_B.cpu().double(), batch.samples.group_B.cpu()
     rewards_PG = rewards_B.view(-1, group_size)
     known_P = [row[~row.isnan()] for row in rewards_PG]
@@ -135,7 +145,8 @@ def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int,
     ]
     lengths = sorted(answer_lengths(policy.tokenizer, answers))
     return Probe(
-        prompts=len(rows),
+        prompts=prompts,
+        groups=len(rows),
         group_size=group_size,
         hits=sum(verdict is True for verdict in correct),
         checked=sum(verdict is not None for verdict in correct),
@@ -144,7 +155,7 @@ def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int,
         spread=_mean(spreads),
         flat=float(share_without_variance(rewards_B, group_B)),
         cut=_mean(cut),
-        lines=_mean(["\n" in text.strip() for text in of_cut]),
+        lines=_mean([_goes_on(text) for text in of_cut]),
         echoed=_mean(echoes),
         answers_echo=_mean(own),
         answer_tokens=lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0,
@@ -153,6 +164,12 @@ def measured(policy: Policy, batch: Batch, rows: Sequence[Row], group_size: int,
         pays_echo=paid["echo"],
         pays_answer=paid["answer"],
     )
+
+
+def _goes_on(text: str) -> bool:
+    """Whether the first line has text and another follows. One that begins with a newline would be ended empty."""
+    first, _, later = text.partition("\n")
+    return bool(first.strip() and later.strip())
 
 
 def _trial_texts(rows: Sequence[Row]) -> dict[str, list[str | None]]:
