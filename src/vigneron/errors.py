@@ -50,6 +50,11 @@ def reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or first_line(error)
 
 
+def of_network(error: BaseException) -> bool:
+    """Whether the HTTP library of `huggingface_hub`, httpx or httpx2 by version, could not connect."""
+    return type(error).__module__.split(".")[0].startswith(("httpx", "httpcore"))
+
+
 class NonFinite(UserError):
     """A loss, a gradient or a reward is NaN or infinite: the weights were not updated. `batch` is the one at fault."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vigneron.errors import UserError, did_you_mean, first_line
+from vigneron.errors import UserError, did_you_mean, first_line, of_network
 
 Row = dict[str, Any]
 HUB = "hf:"
@@ -128,14 +128,9 @@ def hub_revision(name: str) -> str | None:
     except (OfflineModeIsEnabled, OSError):
         return None
     except Exception as error:
-        if _of_network(error):
+        if of_network(error):
             return None
         raise
-
-
-def _of_network(error: BaseException) -> bool:
-    """Whether the HTTP library of `huggingface_hub`, httpx or httpx2 by version, could not connect."""
-    return type(error).__module__.split(".")[0].startswith(("httpx", "httpcore"))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from vigneron.policy.compiling import can_compile, compile_layers, set_compiling
 from vigneron.policy.device import resolve_compute_dtype, resolve_device
 from vigneron.policy.fused_modules import can_fuse, fuse_modules
 from vigneron.policy.held_weights import has_low_precision
+from vigneron.policy.hub import check_on_hub
 from vigneron.policy.longrope import install_longrope
 from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy
@@ -184,6 +185,7 @@ def _load_pretrained(
 
     source, where = model_source(name), f"model: '{name}'"
     options = {"trust_remote_code": trust_remote_code}
+    check_on_hub(source, f"model: cannot load '{name}'")
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)

@@ -17,6 +17,7 @@ from vigneron.policy.architecture import reward_model_class
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.device import on_device, resolve_compute_dtype, resolve_device
 from vigneron.policy.held_weights import has_low_precision
+from vigneron.policy.hub import check_on_hub
 from vigneron.policy.load import Weights, bfloat16_cast, checkpoint_activations, make_policy
 from vigneron.policy.model import Policy
 from vigneron.policy.model_names import model_source
@@ -98,6 +99,7 @@ def _load_pretrained(
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     source, where = model_source(name, key), f"{key}: '{name}'"
+    check_on_hub(source, f"{key}: cannot load '{name}'")
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, num_labels=1, trust_remote_code=trust_remote_code)

@@ -16,6 +16,7 @@ from vigneron.config import is_api_embedder
 from vigneron.errors import UserError, did_you_mean, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import check_bundled, package_folder, quiet_transformers
+from vigneron.policy.hub import check_on_hub
 from vigneron.policy.tokenizer_trial import try_tokenizer
 
 OLDEST_SENTENCE_TRANSFORMERS = 6
@@ -55,6 +56,7 @@ def load_embedder(name: str, url: str | None = None) -> Embedder:
             "also accepted: a Numberbatch file (.txt, .txt.gz), a sentence-transformers folder or hub id, "
             "`text-embedding-…` and `api:NAME`"
         )
+    check_on_hub(name, f"reward.embedder: cannot load '{name}'")
     return SentenceEmbedder(name, name)
 
 

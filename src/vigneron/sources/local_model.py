@@ -14,6 +14,7 @@ from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.device import on_device, resolve_device
+from vigneron.policy.hub import check_on_hub
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.policy.model_names import check_model_name, model_source
@@ -136,6 +137,7 @@ def _folder_hash(folder: Path) -> str:
 def _hub_commit(name: str) -> str:
     from transformers import AutoConfig
 
+    check_on_hub(model_source(name), f"model: cannot load '{name}'")
     try:
         with quiet_transformers():
             commit = getattr(AutoConfig.from_pretrained(model_source(name)), "_commit_hash", None)
