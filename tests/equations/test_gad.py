@@ -147,3 +147,10 @@ def test_rows_without_answers_are_one_line(tiny_folder: Path, tmp_path: Path) ->
     common = {**COMMON, "reward": {"kind": "python", "function": "support.rewards:length"}}
     with pytest.raises(UserError, match="answer"):
         api.train(tiny_config(tiny_folder, data, method=METHOD, **common), name="run", runs=tmp_path)
+
+
+def test_a_warmup_that_leaves_no_step_for_the_child_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    data = write_data(tmp_path)
+    with pytest.raises(UserError, match=r"`method.warmup: 4` leaves none of 4 steps to train the model in"):
+        tiny_config(tiny_folder, data, method=METHOD | {"warmup": 4}, **COMMON, steps=4)
+    assert tiny_config(tiny_folder, data, method=METHOD | {"warmup": 3}, **COMMON, steps=4).method.name == "gad"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vigneron.errors import UserError
+from vigneron.methods.grpo import progress_notices
 from vigneron.recipe import check_config, config_yaml, load_config
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import exact_reward
@@ -202,6 +203,10 @@ def test_a_written_config_is_read_again(reward: dict[str, Any]) -> None:
         ({"kind": "probability", "sees": "answer"}, "answer_after"),
         ({"kind": "combined", "combine": "annealed", "rewards": [{"kind": "binary"}] * 3}, "takes two rewards"),
         (
+            {"kind": "combined", "combine": "tie_break", "rewards": [{"kind": "token_f1"}, {"kind": "binary"}]},
+            "takes first the check, then the dense reward: swap the two",
+        ),
+        (
             {"kind": "combined", "combine": "sum", "hit": 1.0, "rewards": [{"kind": "binary"}] * 2},
             "`hit` has no effect",
         ),
@@ -247,3 +252,11 @@ def test_the_config_s_options_reach_the_reward() -> None:
     e = torch.nn.functional.normalize(load_embedder("lexical").embed(["cold", "hot", "wet"]).double(), dim=1)
     cosines = (e @ e[0]) / 0.5
     assert got == pytest.approx(float(cosines.softmax(0)[0]), rel=1e-4)
+
+
+def test_the_mean_of_a_tie_breaker_shows_progress() -> None:
+    """The notice is for rewards whose mean stays the same, whatever is learned."""
+    parts = [{"kind": "binary"}, {"kind": "token_f1"}]
+    for combine, notices in (("normalised", 1), ("tie_break", 0)):
+        config = config_with({"kind": "combined", "combine": combine, "rewards": parts})
+        assert len(progress_notices(config, config.method)) == notices

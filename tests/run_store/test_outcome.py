@@ -134,6 +134,8 @@ def test_a_reward_that_never_differs_is_said_instead_of_training_further(tmp_pat
     assert outcome_text(found).endswith("reward stayed at 0.000 (95 % interval of the change +0.000 to +0.000)")
     ((name, text),) = next_steps(found, status_of(folder.path))
     assert (name, text[:41]) == ("try", "no two rewards of a step ever differed, s")
+    distilled = replace(status_of(folder.path), config={"method": {"name": "distill", "parent": "p"}})
+    assert next_steps(found, distilled)[0][0] == "train further", "its reward only measures"
     folder.append("metrics.jsonl", {"step": 3, "reward_std": 0.5})
     assert next_steps(found, status_of(folder.path))[0][0] == "train further"
 

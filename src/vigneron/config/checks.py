@@ -262,6 +262,15 @@ def a_trained_reward_is_here(config: TopLevel) -> None:
         raise ValueError(f"{_named(config.method)} trains a second model, which is not sharded: set `scale.shard` to 1")
 
 
+def the_child_is_trained(config: TopLevel) -> None:
+    warmup = getattr(config.method, "warmup", 0)
+    if warmup and warmup >= config.steps:
+        raise ValueError(
+            f"`method.warmup: {warmup}` leaves none of {config.steps} steps to train the model in: set it lower, or "
+            "`steps` higher"
+        )
+
+
 def a_curriculum_can_measure(config: TopLevel) -> None:
     curriculum = config.curriculum
     if isinstance(curriculum, SuccessCurriculumConfig) and config.method.imported and config.method.reads != "prompts":
@@ -403,6 +412,7 @@ CHECKS = (
     weights_and_moments_can_be_held_so,
 )
 CHECKS_OF_NEW_RUNS = (
+    the_child_is_trained,
     win_rates_are_given,
     what_is_offloaded_has_elsewhere_to_go,
     limits_of_memory_have_an_effect,

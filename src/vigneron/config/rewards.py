@@ -368,6 +368,9 @@ class CombinedRewardConfig(RewardOptions):
             )
         if self.weights is not None:
             raise ValueError(f"`weights` has no effect with `combine: {self.combine}`: leave it out")
+        first, second = (part.kind for part in self.rewards)
+        if first != "binary" and second == "binary":
+            raise ValueError(f"`combine: {self.combine}` takes first the check, then the dense reward: swap the two")
         return self
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ def progress_notices(config: Config, options: GroupRelativeConfig) -> tuple[str,
     """What shows progress, where the reward's mean does not."""
     if options.trains_its_reward:
         return ("the reward is a model's that is trained too: accuracy and eval/reward show progress",)
-    if config.reward.smallest_group > 1:
+    if config.reward.smallest_group > 1 and getattr(config.reward, "combine", None) != "tie_break":
         return (
             "the reward compares samples with each other, so its mean stays the same: accuracy (of training and "
             "held-out samples) and entropy show progress",

@@ -111,7 +111,7 @@ def _after_worse(outcome: Outcome, status: RunStatus) -> list[tuple[str, str]]:
 
 def _after_undecided(outcome: Outcome, status: RunStatus) -> list[tuple[str, str]]:
     steps = []
-    if _constant_reward(status.path):
+    if method_options(status.config).learns_from_reward and _constant_reward(status.path):
         why = "no two rewards of a step ever differed, so there was nothing to learn: read samples and reward in"
         return [("try", f"{why} `vigneron view {_path(status)}`")]
     if (rows := rows_needed(outcome)) is not None and not _part(status.config, "data").get("task"):
