@@ -132,6 +132,10 @@ def test_a_parent_that_fails_trains_nothing_and_leaves_no_folder(tmp_path: Path)
         line = one_line(vigneron("train", recipe))
         assert re.search(r"parent: \d+ of 14 prompts got no answer( \(\d+ more were not sent\))?, more than", line)
         assert "`parent.missing_limit: 0.05` allows; the first error: answered 400" in line
+    with serving(lambda seen, n: chat("")) as server:
+        recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url)
+        line = one_line(vigneron("train", recipe, "parent.missing_limit=1"))
+        assert "14 of 14 prompts got no answer, so no row is left to train on; the first error: " in line
     line = one_line(vigneron("train", recipe, "parent.url=http://127.0.0.1:1/v1"))
     assert "parent: 'grape' at 'http://127.0.0.1:1/v1' cannot be reached (Connection refused)" in line
     assert not (tmp_path / "runs").exists()

@@ -115,6 +115,7 @@ GOOD = {"prompt": "x", "answer": "y"}
         ),
         ({"prompt": [], "answer": "y"}, "row 2: 'prompt' is an empty list: give at least one message"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
+        ({"prompt": "x", "answer": " \n"}, "row 2 has no text in 'answer': add it, or set a `parent`"),
         ({}, "row 2 has no 'prompt'"),
         ({"prompt": 7, "answer": "y"}, "row 2: prompt must be a text or a list of"),
         ({"prompt": ["hello"], "answer": "y"}, "row 2: turn 1 of prompt is no object: give"),

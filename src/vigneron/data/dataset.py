@@ -50,21 +50,23 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
     """Raise if a row lacks a required column, or has an invalid prompt, answer or role."""
     for column in columns:
         value = row.get(column)
-        if value:
+        blank = isinstance(value, str) and not value.strip() and (column == "answer" or not value)
+        if value and not blank:
             continue
         if value == []:
             raise UserError(f"data: {place}: '{column}' is an empty list: give at least one message")
-        if value in (None, ""):
+        if value is None or blank:
             has = [name for name, value in row.items() if value not in (None, "")]
             hint = did_you_mean(column, has) if has else ""
-            if value == "" and column != "answer":
+            if blank and column != "answer":
                 raise UserError(f"data: {place} has an empty '{column}': fill it in, or remove the row")
             if isinstance(row.get("conversations"), list):
                 hint = f": {SHAREGPT}"
             fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
             if column == "prompt" and (meant := next((name for name in PROMPT_NAMES if name in has), None)):
                 fix = f": set `data.columns: {{prompt: {meant}}}` if that is it, or `data.template`"
-            raise MissingColumn(f"data: {place} has no '{column}'{hint}", column, fix)
+            lacks = f"has no text in '{column}'" if blank else f"has no '{column}'{hint}"
+            raise MissingColumn(f"data: {place} {lacks}", column, fix)
     for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
         raise UserError(f"data: {place}: '{column}' is reserved for an argument of rewards: rename the column")
     answer = row.get("answer") if "answer" in columns else None

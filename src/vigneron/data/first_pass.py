@@ -253,7 +253,7 @@ def with_count(error: MissingColumn, later: Iterable[tuple[object, Row]], reader
             more += other.column == error.column
         except UserError:
             continue
-    others = f", nor do {more} other rows" if more else ""
+    others = f", nor {'does 1 other row' if more == 1 else f'do {more} other rows'}" if more else ""
     return UserError(f"{error.message}{others}{error.fix}")
 
 

@@ -117,9 +117,11 @@ def check_missing(config: Config, review: AnsweredRows) -> None:
         missing = [outcome for outcome in review.answers.outcomes if outcome.answer is None]
         failed = [outcome for outcome in missing if outcome is not NOT_SENT]
         rest = f" ({len(missing) - len(failed)} more were not sent)" if len(missing) > len(failed) else ""
+        too_many = len(missing) > limit * of
+        what = f"more than `parent.missing_limit: {limit}` allows" if too_many else "so no row is left to train on"
         raise UserError(
-            f"parent: {len(failed)} of {of} prompts got no answer{rest}, more than `parent.missing_limit: {limit}` "
-            f"allows; the first error: {failed[0].why}; received answers are cached: fix it and run again"
+            f"parent: {len(failed)} of {of} prompts got no answer{rest}, {what}; the first error: {failed[0].why}; "
+            "received answers are cached: fix it and run again"
         )
 
 
