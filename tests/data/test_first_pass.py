@@ -177,7 +177,7 @@ def test_rows_that_lack_a_column_are_counted_in_one_way(tmp_path: Path) -> None:
         {"prompt": "p", "chosen": [{"role": "usr", "content": ""}]},
         {"prompt": None},
     ]
-    line = "row 2 has no 'prompt', nor do 1 other rows$"
+    line = "row 2 has no 'prompt', nor does 1 other row$"
     with pytest.raises(UserError, match=line):
         check_rows(rows, ["prompt"], "'a'")
     with pytest.raises(UserError, match=line):

@@ -32,7 +32,8 @@ def test_every_method_is_measured_and_learns(alone: CaseResults) -> None:
         assert max(moved) > 1e-6, case
         if "reward" in figures[0]:
             scores_all = "entropy/demonstrated" in figures[0] or "loss/discriminator" in figures[0]
-            assert scores_all or figures[0]["reward_missing"] > 0, case
+            if "reward_missing" in figures[0]:  # not where rewards only measure
+                assert scores_all or figures[0]["reward_missing"] > 0, case
             assert 0 < figures[0]["completions/clipped_ratio"] < 1, case
 
 
