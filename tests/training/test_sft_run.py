@@ -185,6 +185,7 @@ def test_demonstrations_may_repeat_a_prompt_and_say_something_else(tmp_path: Pat
     ("rows", "changes", "line"),
     [
         ([{"prompt": "a", "answer": "b"}, {"prompt": "c", "answer": " "}], {}, r"row 2 has no text in 'answer'"),
+        ([{"prompt": "a", "answer": [{"role": "assistant", "content": " "}]}], {}, r"row 1: the answer is empty"),
         ([{"prompt": "a", "answer": "b"}, {"prompt": "c"}], {}, r"row 2 has no 'answer'"),
         ([{"completion": "b"}], {}, r"row 1 has no 'prompt'"),
         ([{"messages": [{"role": "user", "content": "a"}]}], {}, r"row 1: messages has no turn of role 'assistant'"),
