@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,15 @@ def test_a_quantised_checkpoint_that_cannot_be_trained_is_not_called_valid(
     assert answer.code == 2
     assert line in answer.err
     assert "is valid" not in answer.out
+
+
+def test_weights_of_another_shape_are_refused_before_they_are_loaded(tmp_path: Path, tiny_folder: Path) -> None:
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    given = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**given, "intermediate_size": 2 * given["intermediate_size"]}))
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_recipe(model, write_data(tmp_path), **GRPO)))
+    answer = vigneron("validate", file)
+    assert answer.code == 2
+    assert "has the shape [" in answer.err
+    assert "but its config.json says [" in answer.err
