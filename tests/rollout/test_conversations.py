@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from support.small_batch import make_batch
 from support.talking import LETTERS, AsyncCounting, Counting, counted, talking_model
 from vigneron.batch import Batch
 from vigneron.config import PythonEnvironmentConfig
@@ -22,15 +21,13 @@ from vigneron.data.prompts import completion_text
 from vigneron.environments.build import Environments, build_environments
 from vigneron.environments.reply import BadReply, Reply, checked_reply
 from vigneron.errors import UserError
-from vigneron.methods.token_rewards import token_rewards
 from vigneron.policy.load import make_policy
 from vigneron.policy.logprobs import score
 from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
-from vigneron.rewards.combined import CombinedReward
 from vigneron.rewards.environment import environment_reward
 from vigneron.rollout import conversations
-from vigneron.rollout.conversations import EARNED, REWARD, TURN_REWARDS
+from vigneron.rollout.conversations import EARNED
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [
@@ -245,28 +242,6 @@ def test_whatever_the_reward_a_failed_sample_has_none() -> None:
     assert [i for i, gone in enumerate(batch.signals.rewards_B.isnan().tolist()) if gone] == [1, 4, 7, 8, 10]
 
 
-def test_rewards_fall_on_the_last_tokens_of_turns() -> None:
-    """Turns of 3 and 2 tokens with a reply of 4 between them, which earned 0.25 and 0.5; 1 was added to their sum."""
-    batch = make_batch(
-        [5], [9], spans=(((5, 8), (12, 14)),), rewards_B=torch.tensor([1.75]), extras={TURN_REWARDS: ((0.25, 0.5),)}
-    )
-    expected = torch.tensor([[0, 0, 0.25, 0, 0, 0, 0, 0, 1.5]])
-    assert torch.equal(token_rewards(None, batch), expected)  # type: ignore[arg-type]
-    del batch.samples.extras[TURN_REWARDS]
-    assert token_rewards(None, batch)[0].tolist() == [0] * 8 + [1.75]  # type: ignore[arg-type]
-
-
-def test_in_a_sum_of_rewards_the_environments_part_falls_on_turns() -> None:
-    """R = 2 · (0.25 + 0.5) + 3 · 1: of it 0.5 on the first turn's last token, and 1 + 3 on the second's."""
-    batch = make_batch([5], [9], spans=(((5, 8), (12, 14)),))
-    batch = batch.with_samples(extras={REWARD: (0.75,), EARNED: ((0.25, 0.5),)})
-    parts = [("environment", environment_reward), ("python", lambda completions, **_: [1.0] * len(completions))]
-    scored = ApplyReward(CombinedReward(parts, [2.0, 3.0], "sum"))(batch)
-    assert token_rewards(None, scored)[0].tolist() == [0, 0, 0.5, 0, 0, 0, 0, 0, 4.0]  # type: ignore[arg-type]
-    smallest = ApplyReward(CombinedReward(parts, [2.0, 3.0], "min"))(batch)
-    assert token_rewards(None, smallest)[0].tolist() == [0] * 8 + [1.5]  # type: ignore[arg-type]
-
-
 def test_if_all_fail_the_reward_says_why() -> None:
     class Broken(Counting):
         def reply(self, messages: list[dict[str, Any]]) -> Any:
@@ -369,6 +344,7 @@ def test_one_that_hangs_is_given_up() -> None:
                 forever.wait()
             return Counting.reply(self, messages)
 
+    assert not build_environments(options(), None).at_once  # type: ignore[union-attr]
     Failing.made = 0
     batch = talked(Hanging, timeout_s=2, concurrency=1)  # the others are called in its place
     forever.set()

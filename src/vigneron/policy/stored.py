@@ -199,7 +199,7 @@ def check_shapes(name: str, key: str = "model") -> list[str]:
             stored = read_model(auto_class(config), kind, model_source(name, key), config, where, blank=True)
     except UserError:
         raise
-    except Exception:  # on the meta device; how it loads is not known here
+    except Exception:  # not every model can be built on the meta device: loading it will tell
         return []
     check_complete(stored.missing, where)
     return stored.notices
