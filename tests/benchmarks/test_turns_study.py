@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
+from benchmarks.paired import Difference
 from benchmarks.study_store import read_result
-from benchmarks.turns_results import verdicts
+from benchmarks.turns_results import is_above, verdicts
 
 from benchmarks import turns_study
 from support.talking import talking_model
@@ -73,6 +74,8 @@ def test_the_decision_rule() -> None:
     ]
     for worse in ({"debate": arm(0.75, 0.75)}, {"consultancy": arm(0.5, 0.75)}):
         assert "debate does not help the judge" in verdicts({**helps, **worse})[0]
+    assert is_above(Difference(0.2, 0.1, 0.3))
+    assert not is_above(Difference(0.2, 0.0, 0.3))
 
 
 def test_every_arm_is_tuned_on_other_rows_than_it_is_scored_on() -> None:
