@@ -1,5 +1,6 @@
 """Checks between the sections of a config: what contradicts itself, and what has no effect."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from vigneron.config.curricula import LossCurriculumConfig, SuccessCurriculumConfig
 from vigneron.config.environments import GameConfig
+from vigneron.config.group import GrapeConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig
 from vigneron.config.methods import MethodConfig
 from vigneron.config.options import MethodOptions
@@ -97,6 +99,19 @@ def a_group_can_be_compared(config: TopLevel) -> None:
         who = _named(config.method) if config.method.smallest_group == least else reward
         raise ValueError(
             f"{who} compares the samples of a prompt with each other: set `group_size` to {least} or more (8 is usual)"
+        )
+
+
+def an_origin_can_be_compared(config: TopLevel) -> None:
+    """One response alone of its origin, in every group, would have advantage 0 for the whole run."""
+    if not isinstance(config.method, GrapeConfig) or config.method.baseline == "group":
+        return
+    mix = config.method.mix
+    least = math.ceil(2 * (mix.fresh + mix.revised + mix.demonstrated) / min(filter(None, (mix.fresh, mix.revised))))
+    if mix.by == "proportion" and config.group_size < least:
+        raise ValueError(
+            "`baseline: origin` needs two responses of an origin in a group: set `group_size` to "
+            f"{least} or more, or `mix.by: probability`"
         )
 
 
@@ -413,6 +428,7 @@ CHECKS = (
 )
 CHECKS_OF_NEW_RUNS = (
     the_child_is_trained,
+    an_origin_can_be_compared,
     win_rates_are_given,
     what_is_offloaded_has_elsewhere_to_go,
     limits_of_memory_have_an_effect,
