@@ -273,6 +273,7 @@ class TestRefused:
             one_line(vigneron("compare", *words), "nothing to compare", "--seeds 2")
         assert list(elsewhere.iterdir()) == []
 
+    @pytest.mark.slow
     def test_a_last_recipe_whose_endpoint_is_down(self, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         url = "http://127.0.0.1:9/v1"  # nobody is there

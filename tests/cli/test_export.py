@@ -97,6 +97,7 @@ def test_an_older_step_is_another_model(adapted: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "three").exists()
 
 
+@pytest.mark.slow
 def test_another_dtype_says_what_it_costs(adapted: Path, tmp_path: Path) -> None:
     answer = vigneron("export", adapted, tmp_path / "out", "--dtype", "bfloat16")
     assert answer.code == 0, answer.err
@@ -106,6 +107,7 @@ def test_another_dtype_says_what_it_costs(adapted: Path, tmp_path: Path) -> None
     assert (wrong.code, wrong.err) == (2, "error: --dtype: expected float32, bfloat16 or float16, not 'int4'\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["reward_model", "preference_model", "dpo"])
 def test_scorers_and_preferences_are_exported_too(places: Path, tiny_folder: Path, tmp_path: Path, method: str) -> None:
     data = {"train": str(write_jsonl(tmp_path / "pairs.jsonl", PAIRS))}
@@ -144,6 +146,7 @@ def test_another_template_is_refused(whole: Path) -> None:
         exporting.check_tokens(ours, theirs, ["a"])
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_overwritten(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

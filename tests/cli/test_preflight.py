@@ -108,6 +108,7 @@ def test_a_reward_that_takes_messages_for_text_is_noted_or_explained(checked: An
     assert checked("length").code == 0
 
 
+@pytest.mark.slow
 def test_a_reward_that_broke_since_is_found_before_a_model_is_loaded(
     checked: Any, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,6 +237,7 @@ def test_samples_are_kept(trained: tuple[Path, str]) -> None:
         store.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_a_transformers_folder(trained: tuple[Path, str], tiny_folder: Path) -> None:
     saved = sorted((trained[0] / "checkpoints").iterdir())
     assert [path.name for path in saved] == ["step-2", "step-4"]

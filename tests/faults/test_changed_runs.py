@@ -98,9 +98,8 @@ def test_row_9_another_model_or_method_never_goes_on(run: Path) -> None:
         api.resume(run, allow_changes=True)
 
 
-@pytest.mark.parametrize(
-    "shape", ["cosine", *(pytest.param(s, marks=pytest.mark.slow) for s in ("linear", "constant"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])
 def test_more_steps_that_lift_the_learning_rate_are_noticed_once(tiny_folder: Path, tmp_path: Path, shape: str) -> None:
     """The notice has the rates that the metrics have, before and after; nothing is noticed without a change."""
     optimizer = {"actor_lr": 1e-3, "schedule": shape, "warmup_steps": 1}

@@ -165,6 +165,7 @@ def test_a_group_is_split_where_that_fills_the_budget() -> None:
     assert [len(part) for part in microbatches(batch, 16384)] == [32]
 
 
+@pytest.mark.slow
 @given(pairs=pairs, budget=st.integers(8, 60))
 @settings(max_examples=15, deadline=None)
 def test_any_batch_in_any_parts_has_the_unpacked_gradient(

@@ -375,6 +375,7 @@ def test_a_turn_that_cannot_be_read_takes_its_sample_out() -> None:
     assert all("raised AssertionError: no call" in error and "in `read_turn`" in error for error in errors[8:])
 
 
+@pytest.mark.slow
 def test_a_reply_that_floods_is_cut() -> None:
     class Flooding(Counting):
         def reply(self, messages: list[dict[str, Any]]) -> Reply:

@@ -130,6 +130,7 @@ choices = st.lists(texts, min_size=2, max_size=5, unique=True)
 criteria = st.fixed_dictionaries({"name": names, "text": lines, "weight": weights}, optional={"choices": choices})
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(criteria, min_size=1, max_size=4, unique_by=lambda criterion: criterion["name"]))
 def test_verifiers_there_and_back(given: list[dict[str, Any]]) -> None:
@@ -364,6 +365,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(anything, st.dictionaries(st.sampled_from(KEYS), anything, max_size=6))
 def test_whatever_a_file_holds_is_read_or_refused(given: Any, held: dict[str, Any]) -> None:

@@ -151,6 +151,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_comparing_an_archive_is_comparing_its_runs(
     runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,7 @@ def test_an_item_without_a_critique_is_scored_directly(tmp_path: Path) -> None:
         assert "critique" not in json.dumps(seen.body["messages"])
 
 
+@pytest.mark.slow
 def test_a_run_is_rewarded_with_the_expected_digit(tmp_path: Path, tiny_folder: Path) -> None:
     """The model's digits are the same for every answer, so every reward is the same: the expected digit."""
     (tmp_path / "rubric.yaml").write_text(

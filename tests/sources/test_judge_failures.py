@@ -269,6 +269,7 @@ def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: P
         assert len(server.seen) == first + 200 - kept
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
     def script(seen: Seen, before: int) -> Sent:
         if before == 20:
@@ -284,6 +285,7 @@ def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
         assert kept == len(server.seen) < 40
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path) -> None:
     with serving(lambda seen, n: obliging(seen, n) if n < 20 else Sent(delay=60)) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]

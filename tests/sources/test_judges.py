@@ -68,6 +68,7 @@ def test_another_manner_of_asking_is_another_question(tmp_path: Path) -> None:
             assert (judge.calls, judge.cached) == (2 if "samples" in keys else 1, 0)
 
 
+@pytest.mark.slow
 def test_as_many_at_a_time_as_set_and_no_more(tmp_path: Path) -> None:
     """64 samples × 2 items, from two callers at once."""
     work = [asking(f"{sample} {item}") for sample in range(64) for item in range(2)]

@@ -261,6 +261,7 @@ def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: P
         assert len(server.seen) == first + 100 - kept
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
     def script(seen: Seen, before: int) -> Sent:
         if before == 20:
@@ -276,6 +277,7 @@ def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
         assert kept == len(server.seen) < 60
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path) -> None:
     with serving(lambda seen, n: upper(seen, n) if n < 20 else Sent(delay=60)) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]

@@ -123,6 +123,7 @@ def said_in(folder: Path) -> set[str]:
     return said
 
 
+@pytest.mark.slow
 def test_the_kept_studies_bear_the_thresholds_out() -> None:
     """Of every method's study nothing is warned; of the children that fell to random words their KL."""
     with unpacked(LOGS / "methods-study.tar.xz") as study:

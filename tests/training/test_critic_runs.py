@@ -230,6 +230,7 @@ def test_idle_samples_are_left_out_of_the_pass_and_not_of_the_mean() -> None:
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_step_without_rewards_leaves_the_running_mean_as_it_was(tmp_path: Path, tiny_folder: Path) -> None:
     config = tiny_config(
         tiny_folder, write_data(tmp_path), **options_of("reinforce, running mean"), steps=3, save_every=0

@@ -355,6 +355,7 @@ def has_a_vowel(completions: list[str], answer: list[Any], **columns: Any) -> li
     ]
 
 
+@pytest.mark.slow
 def test_pass_at_k_on_the_command_line(tiny_folder: Path, trained_once: TrainedOnce) -> None:
     folder = trained_once("level", lambda place: grpo_config(place, tiny_folder, LEVEL))
     done = vigneron("eval", folder, "--samples", "4", "--k", "1,4")

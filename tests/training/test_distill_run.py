@@ -106,6 +106,7 @@ def test_a_run_of_ours_is_a_parent_and_its_checkpoint_is_kept_in_the_config(tiny
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", [0, 5])
 def test_prompts_need_no_answers(tiny_folder: Path, parent_folder: Path, tmp_path: Path, answered: int) -> None:
     """The check measures the rows that have one; a sample without a verdict is trained on like any other."""

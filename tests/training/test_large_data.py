@@ -115,6 +115,7 @@ def test_a_file_that_has_changed_since_the_start_is_refused_in_one_line(stopped:
     assert api.resume(folder).step == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["", "by an earlier version"])
 def test_a_run_whose_training_file_is_gone_is_exported_and_chatted_with(
     stopped: tuple[Path, Path, Config], tmp_path: Path, kept: bool

@@ -97,6 +97,7 @@ def test_a_pass_over_groups(memories: Any, name: str, model: Any, groups: int, b
     assert of_pass / GB == pytest.approx(peak - before, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "prompts", "changes", "peak"),
     [
@@ -136,6 +137,7 @@ def test_a_run_with_checkpointing(
     assert plan.allocated_bytes == pytest.approx(peak, rel=0.03)
 
 
+@pytest.mark.slow
 def test_float32_weights_with_checkpointing_stay_within_their_limit(memories: Any) -> None:
     """30·10⁹ bytes: a run ran out of memory when its passes kept the casts of all 28 layers, 2.62·10⁹ bytes, and the
     pool of CUDA graphs had as much, while the plan had 27.1 and gaps took 0.6. Now there is one cast at a time."""
@@ -170,6 +172,7 @@ def test_the_test_passes_of_an_adapter(tmp_path: Path) -> None:
     assert sum(taken) / GB == pytest.approx(4.44 - 0.56, rel=0.05)
 
 
+@pytest.mark.slow
 def test_auto_takes_what_fits(memories: Any) -> None:
     """All of a large GPU's tokens; fewer, recomputed ones where few fit; what is chosen fits."""
     large = plan_of(memories, "8B", tokens="auto", model=LORA)

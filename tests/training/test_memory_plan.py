@@ -91,6 +91,7 @@ def test_every_part_of_an_adapter(memory: RunMemory, model: Path) -> None:
     assert found["the engine's bfloat16 matrices"] == 2 * adapter
 
 
+@pytest.mark.slow
 def test_phases_and_totals(memory: RunMemory, model: Path) -> None:
     plan = memory.plan(config_of(model, model={"graphs": False}))
     found = {part.name: part for part in plan.parts}
@@ -156,6 +157,7 @@ def test_a_critic_of_its_own_and_a_float32_run(memory: RunMemory, model: Path) -
     assert "the engine's bfloat16 matrices" not in plain
 
 
+@pytest.mark.slow
 def test_trpo_keeps_a_copy_of_the_policy_that_sampled(memory: RunMemory, model: Path) -> None:
     found = parts(memory, config_of(model, method={"name": "trpo"}))
     assert found["copy of the policy that sampled"] == found["reference"]
@@ -389,6 +391,7 @@ def test_fewer_tokens_fit_beside_a_critic_of_its_own(memory: RunMemory, model: P
 SIZES = st.integers(1, 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(prompts=SIZES, group=st.integers(2, 16), tokens=st.integers(64, 4096))
 def test_more_samples_never_take_less(memory: RunMemory, model: Path, prompts: int, group: int, tokens: int) -> None:

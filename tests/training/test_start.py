@@ -97,6 +97,7 @@ def test_time_in_a_phase_inside_another_is_counted_once(monkeypatch: pytest.Monk
     assert take_start() is None
 
 
+@pytest.mark.slow
 def test_the_command_shows_itself_before_torch_is_imported() -> None:
     code = "import sys, vigneron.commands.train; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     assert run_python(code).stdout.split() == ["False", "False"]

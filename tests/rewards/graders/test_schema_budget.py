@@ -109,6 +109,7 @@ def test_unique_items_means_equal_as_json(values: list[Any], score: float) -> No
     assert judged({"type": "array"}, values).score == 1
 
 
+@pytest.mark.slow
 def test_other_costs_count_too() -> None:
     """A long enum for every item, and long messages of errors that are collected."""
     began = time.process_time()

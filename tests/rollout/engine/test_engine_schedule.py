@@ -105,6 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=40, deadline=None)
 def test_every_sample_is_completed_once_behind_its_own_prompt(case: Case) -> None:
