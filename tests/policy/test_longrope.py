@@ -63,6 +63,7 @@ def test_neighbours_do_not_change_a_score(pack: bool) -> None:
             torch.testing.assert_close(got[row, : len(completion)], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Engine, GenerateSampler])
 def test_neighbours_do_not_change_a_sample(sampler: Any) -> None:
     policy = longrope_policy()

@@ -101,6 +101,7 @@ def test_the_head_in_chunks_gives_the_same_values_and_gradients(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(rows=rows_of_tokens, copies=st.integers(1, 4), budget=st.integers(1, 200))
 @settings(max_examples=10, deadline=None)

@@ -55,7 +55,9 @@ def as_format(data: Path, kind: str) -> Path:
     return data
 
 
-@pytest.mark.parametrize("kind", ["jsonl", pytest.param("csv", marks=pytest.mark.slow), "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["jsonl", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("csv", "parquet"))]
+)
 def test_a_run_on_a_large_source_is_that_on_a_copy_and_resumes_exactly(
     tmp_path: Path, tiny_folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ class TestFitting:
         found.size = lambda lora, scorer: found._sizes[lora and "any", scorer]  # type: ignore[method-assign]
         return found
 
-    @pytest.mark.parametrize("target", [3, pytest.param(8, marks=pytest.mark.slow), 16, 48])
+    @pytest.mark.parametrize("target", [*(pytest.param(size, marks=pytest.mark.slow) for size in (3, 8, 16)), 48])
     def test_the_suggested_changes_reach_the_target(self, large: RunMemory, model: Path, target: int) -> None:
         config = config_of(model)
         found = Fitting(large, config).fit(target)
@@ -100,6 +100,7 @@ class TestFitting:
         every = [change for change in CHANGES if not change.trains]
         assert names.index([str(change) for change in every]) < names.index(["optimizer.kind=adamw_8bit"])
 
+    @pytest.mark.slow
     def test_a_suggestion_leaves_room_for_passes(self, large: RunMemory, model: Path) -> None:
         """Offloaded moments alone would leave room for one sample at a time; the place of the reference has more.
         What changes the training is not suggested for that."""

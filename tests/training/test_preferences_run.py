@@ -77,6 +77,7 @@ def test_dpo_with_an_adapter_is_against_the_adapter_off(
     assert records[-1]["rewards/margins"] > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"model": {"activation_checkpointing": True}}, {"microbatch_tokens": 20}])
 def test_what_bounds_memory_changes_nothing_but_rounding(
     tmp_path: Path, tiny_folder: Path, changes: dict[str, Any]

@@ -179,6 +179,7 @@ def test_it_sleeps_except_while_it_samples(tiny_folder: Path, tmp_path: Path, pa
     assert llm.log == ["sleep", *wake, *wake]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, alpha=4)])
 def test_it_takes_the_weights_as_they_become(
     tiny_folder: Path, tmp_path: Path, package: None, lora: Lora | None

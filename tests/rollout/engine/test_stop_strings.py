@@ -148,7 +148,8 @@ def test_no_stop_strings_cost_nothing() -> None:
 # ------------------------------------------------------------------------------------------------- in the samplers
 
 
-@pytest.mark.parametrize("kind", ["llama", pytest.param("GPT-Neo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "GPT-Neo"])
 @given(
     strings=st.lists(
         st.sampled_from([*map(chr, range(32, 127)), "\n", "é", "ab"]), min_size=1, max_size=20, unique=True

@@ -40,6 +40,7 @@ def made(run: Run, steps: int) -> None:
         run.step += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_what_is_trained_during_a_slow_save_is_not_in_it(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, lora: Any
