@@ -55,6 +55,10 @@ def of_network(error: BaseException) -> bool:
     return type(error).__module__.split(".")[0].startswith(("httpx", "httpcore"))
 
 
+class DamagedWeights(UserError):
+    """The model's logits are not finite: its weights are not worth a checkpoint."""
+
+
 class NonFinite(UserError):
     """A loss, a gradient or a reward is NaN or infinite: the weights were not updated. `batch` is the one at fault."""
 

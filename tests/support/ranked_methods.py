@@ -6,6 +6,7 @@ Each rank runs `by_rank`, and rank 0 writes the results. Ranks on `cuda` share o
 import json
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -203,7 +204,9 @@ def measured(
             weight.data = weight.data.double()
     if isinstance(curriculum, ByLoss):
         curriculum.measure = row_losses(parts, method)
-    run: Any = SimpleNamespace(method=method, curriculum=curriculum, check=lambda batch: batch, step=0)
+    run: Any = SimpleNamespace(
+        method=method, curriculum=curriculum, check=lambda batch: batch, step=0, saved_if_it_fails=nullcontext
+    )
     tensors: dict[str, Tensor] = {}
     metrics = []
     with _RecordGradients(tensors, run):

@@ -18,6 +18,7 @@ from vigneron.run_store.speed import speed_of
 from vigneron.run_store.status import State, status_of, write_status
 from vigneron.timing import end_timed_step, phase, start_timing, take_start
 from vigneron.training.callbacks import View, show_evaluation
+from vigneron.training.checkpoint.read import checkpoint_step, checkpoints
 from vigneron.training.conversation_alerts import conversation_warnings
 from vigneron.training.garbage import unwatched_objects
 from vigneron.training.method import Metrics
@@ -32,10 +33,11 @@ def one_step(run: Run) -> tuple[Batch, Metrics]:
     """One turn of the loop. Async rollouts, overlapped rewards and importance weights wrap the slots
     (`wrap_method` in training/setup/build.py)."""
     rows, method = run.curriculum.at(run.step), run.method
-    with phase("rollout"):
-        batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair
-    with phase("reward"):
-        batch = check_and_observe(run, rows, method.reward(batch))  # R(x, y)
+    with run.saved_if_it_fails():
+        with phase("rollout"):
+            batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair
+        with phase("reward"):
+            batch = check_and_observe(run, rows, method.reward(batch))  # R(x, y)
     with phase("advantage"):
         batch = method.advantage(assign_ranks(batch))  # A
     with phase("update"):
@@ -82,6 +84,8 @@ def train(run: Run, view: View) -> None:
         raise
     except UserError as error:
         reason = str(error)
+        if saved := checkpoints(folder.path / "checkpoints"):
+            view.notice(f"saved after step {checkpoint_step(saved[-1])}: resume with `{run.resume_command}`")
         raise
     except RuntimeError as error:
         if not ranks.is_connection_lost(error):

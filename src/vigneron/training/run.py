@@ -1,6 +1,7 @@
 """A run: everything a step needs, what a checkpoint keeps of it, and its end. `setup/` makes one."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from vigneron.config import Config
 from vigneron.data.curriculum import Curriculum
 from vigneron.distributed import ranks
 from vigneron.distributed.launch import resume_command
-from vigneron.errors import NonFinite, UserError, did_you_mean
+from vigneron.errors import DamagedWeights, NonFinite, UserError, did_you_mean
 from vigneron.policy.model import Policy
 from vigneron.policy.reference import Reference
 from vigneron.remote.setup import RemoteWorkers
@@ -27,9 +28,9 @@ from vigneron.training.alerts import explain_reward_reads
 from vigneron.training.async_rollout import AsyncRollout
 from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.manifest import explain_damage
-from vigneron.training.checkpoint.read import State, checkpoint_step, load_checkpoint, load_weights
+from vigneron.training.checkpoint.read import State, checkpoint_step, checkpoints, load_checkpoint, load_weights
 from vigneron.training.checkpoint.shards import shard_like
-from vigneron.training.checkpoint.snapshot import take_snapshot
+from vigneron.training.checkpoint.snapshot import restore_rng, rng_state, take_snapshot
 from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics, evaluate, evaluate_levels
 from vigneron.training.model_card import Rows, model_card
@@ -143,6 +144,30 @@ class Run:
             saver.save(snapshot)
         else:
             saver.save_sharded(snapshot, shards)
+
+    @contextmanager
+    def saved_if_it_fails(self) -> Iterator[None]:
+        """Around what samples and scores, which changes nothing that a checkpoint holds but random generators and the
+        reward's counts: with those set back, the steps since the last checkpoint are saved.
+
+        Not with several ranks, of which one alone may have failed.
+        """
+        generators, counts = rng_state(), self.reward.scalars()
+        try:
+            yield
+        except DamagedWeights:
+            raise
+        except Exception:
+            saved = {checkpoint_step(path) for path in checkpoints(self.folder.path / "checkpoints")}
+            if self.step and self.step not in saved and ranks.world_size() == 1:
+                with suppress(Exception):  # the first error is the one to report
+                    if self.async_rollout is not None:
+                        self.async_rollout.close(timeout_s=60.0)
+                    restore_rng(*generators)
+                    self.reward.load(counts)
+                    self.save()
+                    self.output.saver.wait()
+            raise
 
     def card(self) -> str:
         rows = Rows(len(self.data.train), len(self.data.held_out))

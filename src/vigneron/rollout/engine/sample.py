@@ -10,7 +10,7 @@ from vigneron.core.draws import Sampling
 from vigneron.core.masked import length_mask
 from vigneron.data.prompts import STEP, Row, numbered
 from vigneron.distributed import ranks
-from vigneron.errors import UserError, first_line
+from vigneron.errors import DamagedWeights, UserError, first_line
 from vigneron.policy.architecture import engine_obstacle
 from vigneron.policy.attention import Unsupported
 from vigneron.policy.model import Policy, attention_fits
@@ -78,7 +78,7 @@ def _sampled(policy: Policy, request: Request) -> Completions:
 
 def _checked(done: Completions) -> Completions:
     if broken := int((~done.behaviour_BT.isfinite()).any(1).sum()):
-        raise UserError(
+        raise DamagedWeights(
             f"the model's logits are NaN or infinite in {broken} of {len(done.lengths_B)} samples: its weights are "
             "damaged, or training has diverged; resume from an earlier checkpoint with a lower learning rate"
         )

@@ -44,8 +44,9 @@ def take_snapshot(
     """Copy the state, with that of all random number generators. Frozen weights are not copied."""
     weights = policy.model.state_dict() if policy.sharding is None else _gather_weights(policy)
     trained = {name for name, _ in policy.trainable()} if hasattr(policy.model, "peft_config") else set(weights)
-    state = {**tensors, **_rng_tensors()}
-    text = json.dumps({"step": step, "rng": _rng_scalars(), **scalars})
+    generators, internal = rng_state()
+    state = {**tensors, **generators}
+    text = json.dumps({"step": step, "rng": internal, **scalars})
     size = sum(t.nbytes for t in state.values()) + sum(weights[name].nbytes for name in trained if name in weights)
     copied = size < MAX_MEMORY_SHARE * free_host_memory()
     if copied:
@@ -98,17 +99,14 @@ def _free_of_container(group: Path) -> float:
         return float("inf")
 
 
-def _rng_tensors() -> dict[str, Tensor]:
+def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of all generators, for `restore_rng`: torch's, and those of Python and NumPy."""
     states = {"rng.torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["rng.cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _rng_scalars() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
-    return {"python": [version, list(internal), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+    return states, {"python": [version, list(internal), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
 
 
 def restore_rng(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
