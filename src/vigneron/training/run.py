@@ -155,7 +155,7 @@ class Run:
         generators, counts = rng_state(), self.reward.scalars()
         try:
             yield
-        except DamagedWeights:
+        except (DamagedWeights, NonFinite):  # not worth a checkpoint; perhaps to be skipped
             raise
         except Exception:
             saved = {checkpoint_step(path) for path in checkpoints(self.folder.path / "checkpoints")}
