@@ -14,6 +14,7 @@ from support.resuming import TrainedOnce
 from support.tiny_runs import final_state
 from vigneron import api
 from vigneron.batch import Batch
+from vigneron.data.curriculum import Curriculum
 from vigneron.errors import UserError
 from vigneron.rewards.apply import ApplyReward
 from vigneron.run_store.samples import SampleStore
@@ -104,6 +105,26 @@ def test_a_reward_that_fails_loses_no_step(
     api.resume(failed)
     assert final_state(failed) == final_state(whole)
     assert samples(failed) == samples(whole)
+
+
+class Own(Curriculum):
+    """A user's: what it changes in `at` is not known."""
+
+
+class BreaksWithOwnCurriculum(BreaksAfterStep3):
+    def step(self, run: Any, *_: Any) -> None:
+        run.curriculum.__class__ = Own
+        super().step(run)
+
+
+def test_a_state_that_may_have_changed_is_not_saved(
+    tmp_path: Path, roomy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, view = fault_runs.write_recipe(tmp_path, roomy_folder, "grpo"), BreaksWithOwnCurriculum(monkeypatch)
+    with pytest.raises(UserError, match="the endpoint does not answer"):
+        api.train(str(recipe), name="failed", runs=tmp_path, view=view)
+    assert [path.name for path in checkpoints(tmp_path / "failed" / "checkpoints")] == ["step-2"]
+    assert view.notices[-1].startswith("saved after step 2: resume with")
 
 
 class DamagesAfterStep3(Silent):

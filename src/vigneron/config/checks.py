@@ -107,7 +107,8 @@ def an_origin_can_be_compared(config: TopLevel) -> None:
     if not isinstance(config.method, GrapeConfig) or config.method.baseline == "group":
         return
     mix = config.method.mix
-    least = math.ceil(2 * (mix.fresh + mix.revised + mix.demonstrated) / min(filter(None, (mix.fresh, mix.revised))))
+    total, rarest = mix.fresh + mix.revised + mix.demonstrated, min(filter(None, (mix.fresh, mix.revised)))
+    least = math.ceil(2 * total / rarest - 1e-9)
     if mix.by == "proportion" and config.group_size < least:
         raise ValueError(
             "`baseline: origin` needs two responses of an origin in a group: set `group_size` to "

@@ -150,7 +150,7 @@ class Run:
         """Around what samples and scores, which changes nothing that a checkpoint holds but random generators and the
         reward's counts: with those set back, the steps since the last checkpoint are saved.
 
-        Not with several ranks, of which one alone may have failed.
+        Not with several ranks, of which one alone may have failed, nor with a curriculum that may have changed.
         """
         generators, counts = rng_state(), self.reward.scalars()
         try:
@@ -158,8 +158,7 @@ class Run:
         except (DamagedWeights, NonFinite):  # not worth a checkpoint; perhaps to be skipped
             raise
         except Exception:
-            saved = {checkpoint_step(path) for path in checkpoints(self.folder.path / "checkpoints")}
-            if self.step and self.step not in saved and ranks.world_size() == 1:
+            if self._can_save_again():
                 with suppress(Exception):  # the first error is the one to report
                     if self.async_rollout is not None:
                         self.async_rollout.close(timeout_s=60.0)
@@ -168,6 +167,14 @@ class Run:
                     self.save()
                     self.output.saver.wait()
             raise
+
+    def _can_save_again(self) -> bool:
+        """Whether steps are not saved yet, and the state is theirs."""
+        saved = {0, *map(checkpoint_step, checkpoints(self.folder.path / "checkpoints"))}
+        kind = type(self.curriculum)
+        notes_dropped = self.method.resamples and kind.replaced is not Curriculum.replaced
+        curriculum_is_same = kind.__module__.startswith("vigneron.") and not notes_dropped
+        return self.step not in saved and ranks.world_size() == 1 and curriculum_is_same
 
     def card(self) -> str:
         rows = Rows(len(self.data.train), len(self.data.held_out))
