@@ -12,6 +12,7 @@ from support.tiny_runs import final_state
 from vigneron import api
 from vigneron.methods import build_method
 from vigneron.run_store.folder import RunFolder
+from vigneron.run_store.samples import SampleStore
 from vigneron.training import loop
 from vigneron.training.callbacks import Silent
 from vigneron.training.setup.resume import resume_run
@@ -31,6 +32,14 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory) -> TrainedOnce:
         return done[name]
 
     return folder_of
+
+
+def kept_samples(folder: Path) -> list[Any]:
+    """All samples of a run, in order."""
+    store = SampleStore(folder, read_only=True)
+    found = [store.page(step=step, kind=kind) for kind in ("train", "eval") for step in store.steps(kind)]
+    store.close()
+    return found
 
 
 class Stopped(Exception):

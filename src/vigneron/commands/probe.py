@@ -30,7 +30,7 @@ UNDESERVED = 0.5
 TEMPTING = 2.0
 """An echo that earns more than this many times the samples' mean is what the model finds first."""
 WORTH_IT = 0.1
-"""An echo that earns less than this tempts nobody."""
+"""Below this, what an echo earns is not worth a warning."""
 ONE_SIDED = 0.5
 """Above this share of prompts that are always or never hit, a curriculum saves samples."""
 

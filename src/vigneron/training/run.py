@@ -158,7 +158,7 @@ class Run:
         except (DamagedWeights, NonFinite):  # not worth a checkpoint; perhaps to be skipped
             raise
         except Exception:
-            if self._can_save_again():
+            if self._has_steps_to_save():
                 with suppress(Exception):  # the first error is the one to report
                     if self.async_rollout is not None:
                         self.async_rollout.close(timeout_s=60.0)
@@ -168,8 +168,8 @@ class Run:
                     self.output.saver.wait()
             raise
 
-    def _can_save_again(self) -> bool:
-        """Whether steps are not saved yet, and the state is theirs."""
+    def _has_steps_to_save(self) -> bool:
+        """Whether there are steps since the last checkpoint, and the state is still that after them."""
         saved = {0, *map(checkpoint_step, checkpoints(self.folder.path / "checkpoints"))}
         kind = type(self.curriculum)
         notes_dropped = self.method.resamples and kind.replaced is not Curriculum.replaced
