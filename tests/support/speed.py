@@ -57,11 +57,12 @@ _engine = dict(vars(Engine))
 
 
 def _agrees_once(policy: Policy, engine: Engine) -> bool:
-    """The engine is tried once on each kind of tiny model of transformers' own modules; always if a test changed it."""
+    """The engine is tried once on each kind of tiny model of transformers' own modules; always if a test changed it, or
+    if it may stop using CUDA graphs when tried."""
     kinds = tuple(type(module) for module in policy.model.modules())
     changed = dict(vars(Engine)) != _engine or any("forward" in vars(module) for module in policy.model.modules())
     key = kinds, policy.causal.config.to_json_string(), policy.compute_dtype, policy.own_attention, engine.fused
-    if changed or key not in _agreed:
+    if changed or engine.graphed or key not in _agreed:
         if not _agrees(policy, engine):
             return False
         _agreed.add(key)
