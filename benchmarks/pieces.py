@@ -1,12 +1,14 @@
 """Studies in pieces: jobs that several processes share, each trained once, with a limit of time.
 
-A job is a run's folder; it is done when it has `result.json` (`study_store.py`). When the time is over, the run of that
-moment is saved after its step, and the next piece resumes it there; a run that was killed begins again.
+A job is a run's folder; it is done when it has a `result.json` with its labels (`study_store.py`). When the time is
+over, the run of that moment is saved after its step, and the next piece resumes it there; a run that was killed begins
+again.
 """
 
 import argparse
 import fcntl
 import gc
+import json
 import os
 import shutil
 import signal
@@ -111,7 +113,7 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
     runs.mkdir(parents=True, exist_ok=True)
     while True:
         planned = plan(runs)
-        left = [job for job in planned.jobs if not (runs / job.name / RESULT).is_file() and job.name not in failed]
+        left = [job for job in planned.jobs if not is_done(job, runs) and job.name not in failed]
         if not left and (not planned.more or failed):
             say(f"{len(failed)} failed: {', '.join(sorted(failed))}" if failed else "all jobs are done")
             return len(failed)
@@ -120,7 +122,7 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
             return len(failed)
         for job in left:
             with claimed(runs, job.name) as free:
-                if not free or (runs / job.name / RESULT).is_file():
+                if not free or is_done(job, runs):
                     continue
                 began = time.monotonic()
                 try:
@@ -139,8 +141,16 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
             time.sleep(0.5)  # others have all that is left
 
 
+def is_done(job: Job, runs: Path) -> bool:
+    """Whether it has a result with its own labels, such as the learning rate, which may be chosen anew."""
+    file = runs / job.name / RESULT
+    return file.is_file() and job.labels.items() <= json.loads(file.read_text(encoding="utf-8")).items()
+
+
 def do(job: Job, runs: Path, until: float) -> bool:
     """Whether it is done, or was cut."""
+    if (runs / job.name / RESULT).is_file():  # of other labels
+        shutil.rmtree(runs / job.name)
     if job.prepare is not None:
         job.prepare()
     if job.instead is not None:

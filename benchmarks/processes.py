@@ -35,7 +35,8 @@ class Running:
             return None
         lines = self.log.read_text(errors="replace").splitlines()
         print(*lines[-LAST_LINES:], sep="\n", file=sys.stderr, flush=True)
-        return f"{reason}: {lines[-1] if lines else 'no output'}"
+        told = [line for line in lines if "Error:" in line] or lines or ["no output"]
+        return f"{reason}: {told[-1]}"
 
 
 @dataclass(frozen=True)

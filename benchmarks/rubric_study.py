@@ -52,7 +52,8 @@ from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
 
-RATES = (5e-6, 1e-5, 2e-5)
+RATES = (5e-6, 1e-5, 2e-5, 5e-5)
+"""The last was added when every arm was best at 2e-5, the largest until then; no arm but `grpo` had run with it."""
 CONFIDENCE_RATES = (1e-5, 2e-5, 5e-5)
 KL = "kl: {coefficient: 0.01}"
 HALVES = "mix: {fresh: 0.5, revised: 0.5}"

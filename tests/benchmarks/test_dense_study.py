@@ -136,6 +136,17 @@ def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert study_store.read_result(tmp_path, "b") == {"job": "b", "found": 3}
 
 
+def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
+    def once(rate: float) -> list[str]:
+        job = pieces.Job("a", "demo", (), {"rate": rate}, 1.0, instead=lambda *_: {"found": rate})
+        said: list[str] = []
+        assert pieces.work(lambda runs: pieces.Plan([job]), tmp_path, 600.0, said.append) == 0
+        assert study_store.read_result(tmp_path, "a") == {"job": "a", "rate": rate, "found": rate}
+        return said
+
+    assert [len(once(rate)) for rate in (1e-5, 1e-5, 5e-5)] == [2, 1, 2]  # the second time nothing is left
+
+
 # ---------------------------------------------------------------------------------------------- the numbers
 
 

@@ -152,7 +152,7 @@ def test_means_by_category() -> None:
 
 def test_the_rate_is_chosen_on_tuning_runs() -> None:
     tried = [{"rate": 5e-6, "area": 0.1}, {"rate": 1e-5, "area": 0.3}, {"rate": 2e-5, "area": 0.3}]
-    assert chosen_rate(tried, RATES) == 1e-5
+    assert chosen_rate(tried, (5e-6, 1e-5, 2e-5)) == 1e-5
     assert chosen_rate(tried, (1e-6, 5e-6, 1e-5)) == 1e-5
     assert chosen_rate([*tried, None], RATES) is None
 

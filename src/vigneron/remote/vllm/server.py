@@ -23,7 +23,6 @@ class ServerEngine:
     def __init__(self, policy: Policy, server: VllmServer, config: VllmSamplingConfig, folder: Path) -> None:
         self._policy, self._server, self._concurrency = policy, server, config.concurrency
         self._folder = Path(config.weights).expanduser() / folder.name if config.weights else folder / "vllm"
-        self._identity = ""
         self.name = f"vLLM {server.version} at '{server.url}'"
         self.longest = server.longest
         self.too_short = "start it with --max-model-len {needed}"
@@ -40,10 +39,8 @@ class ServerEngine:
 
     def load(self) -> None:
         target = self._folder / f"step-{self._policy.version}"
-        identity = write_weights(self._policy, target)
-        if identity != self._identity:
-            self._server.load(target)
-        self._identity = identity
+        write_weights(self._policy, target)
+        self._server.load(target)
         for old in self._folder.glob("step-*"):
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)

@@ -1,6 +1,5 @@
 """The policy's weights as vLLM loads them: without adapters, in the compute dtype, under a checkpoint's names."""
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,26 +71,16 @@ def host_weights(policy: Policy) -> dict[str, Tensor]:
     return weights
 
 
-def write_weights(policy: Policy, folder: Path) -> str:
-    """Write the folder atomically and return a hash of the weights."""
+def write_weights(policy: Policy, folder: Path) -> None:
+    """Write the folder atomically."""
     draft = folder.with_name(f".{folder.name}.draft")
     try:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         with quiet_transformers():
             policy.causal.save_pretrained(draft, state_dict=host_weights(policy), max_shard_size=MAX_SHARD_SIZE)
-        identity = _hash(draft)
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise UserError(f"scale.sampling.weights: cannot write '{folder}': {reason(error)}") from error
-    return identity
-
-
-def _hash(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
