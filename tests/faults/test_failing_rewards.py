@@ -1,5 +1,6 @@
 """Rows 12 and 14 of the fault table: a run whose reward fails is saved after the last step that it finished."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from vigneron.batch import Batch
 from vigneron.data.curriculum import Curriculum
 from vigneron.errors import UserError
 from vigneron.rewards.apply import ApplyReward
+from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint.read import checkpoints
+from vigneron.training.method import Metrics
+from vigneron.training.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +67,52 @@ def test_a_reward_that_fails_loses_no_step(
     api.resume(failed)
     assert final_state(failed) == final_state(whole)
     assert kept_samples(failed) == kept_samples(whole)
+
+
+class BreaksInEvaluation(BreaksAfterStep3):
+    """The evaluation that is due after the third step is made, with all that it draws and counts, and then raises."""
+
+    def step(self, run: Any, *_: Any) -> None:
+        evaluate = Run.evaluate
+
+        def fails(run: Run) -> Metrics:
+            evaluate(run)
+            raise UserError("the endpoint does not answer")
+
+        if run.step == 2:
+            self.patch.setattr(Run, "evaluate", fails)
+
+
+@pytest.mark.parametrize("method", ("grpo", "grape", "dpo, sampled"))
+def test_an_evaluation_that_fails_loses_no_step(
+    method: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
+) -> None:
+    """The run goes on as if nothing had failed, but for the metrics of that evaluation, which are missing, and the
+    rewards that it had counted."""
+    whole = trained_once(method, lambda place: str(fault_runs.write_recipe(place, roomy_folder, method)))
+    failed = tmp_path / "failed"
+    with pytest.MonkeyPatch.context() as patch:
+        view = BreaksInEvaluation(patch)
+        with pytest.raises(UserError, match="the endpoint does not answer"):
+            api.train(str(whole.parent / "recipe.yaml"), name="failed", runs=tmp_path, view=view)
+    assert view.notices[-1] == f"saved after step 3: resume with `vigneron resume {failed}`"
+    api.resume(failed)
+    expected, found = RunFolder.open(whole).metrics(), RunFolder.open(failed).metrics()
+    third = next(record for record in expected if record["step"] == 3)
+    missing = {name for name in third if name.startswith("eval/")}
+    assert missing
+    for name in missing:
+        del third[name]
+    assert found == expected
+    ours, theirs = (without_counts(final_state(folder)) for folder in (failed, whole))
+    assert ours == theirs
+
+
+def without_counts(state: dict[str, bytes]) -> dict[str, bytes]:
+    """But for the metrics, and for how many rewards were counted and were missing."""
+    scalars = json.loads(state["scalars"])
+    del scalars["reward"]
+    return {**state, "metrics": b"", "scalars": json.dumps(scalars).encode()}
 
 
 class Own(Curriculum):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.fault_runs import drawing_reward
 from support.learning import Learned, UntilLearned
 from support.rewards import with_reward
 from support.tiny_runs import tiny_config, write_data
@@ -74,6 +75,24 @@ def test_metrics_say_what_the_batch_was(tmp_path: Path, tiny_folder: Path) -> No
     assert "seconds" not in record
     samples = run.folder.path / "samples.sqlite"
     assert samples.is_file()
+
+
+def test_how_often_a_run_is_evaluated_changes_nothing(tmp_path: Path, tiny_folder: Path) -> None:
+    """A reward that draws random numbers gets the same ones in training."""
+    weights = []
+    for often in (1, 3):
+        folder = tmp_path / str(often)
+        folder.mkdir()
+        run = start(folder, tiny_folder, steps=3, eval_every=often)
+        run.method = with_reward(run.method, reward := ApplyReward(drawing_reward))
+        run.reward = reward
+        torch.manual_seed(0)
+        train(run, Silent())
+        run.close()
+        weights.append({name: tensor.clone() for name, tensor in run.policy.model.state_dict().items()})
+    every, last = weights
+    for name, tensor in every.items():
+        assert torch.equal(tensor, last[name]), name
 
 
 def test_a_nan_stops_the_run_before_the_weights_are_touched(tmp_path: Path, tiny_folder: Path) -> None:

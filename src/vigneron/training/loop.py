@@ -57,6 +57,17 @@ def check_and_observe(run: Run, rows: Sequence[Row], batch: Batch) -> Batch:
     return batch.with_metrics(run.curriculum.observe(batch))
 
 
+def evaluated(run: Run, metrics: Metrics) -> Metrics:
+    """Metrics of the held-out part after a step. If that fails, the step is logged without them, and saved."""
+    with run.saved_if_it_fails():
+        try:
+            with phase("evaluate"):
+                return run.evaluate()
+        except Exception:
+            run.output.log(run.step, metrics)
+            raise
+
+
 def train(run: Run, view: View) -> None:
     """Train until the last step, or until a stop is requested: then the step is finished and saved.
 
@@ -130,8 +141,7 @@ def _train(run: Run, view: View, curves: CurveIndex, after_step: Callable[[], No
             with phase("keep samples"):
                 output.keep_samples(batch, run.step, "train")
             if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
-                with phase("evaluate"):
-                    metrics |= run.evaluate()
+                metrics |= evaluated(run, metrics)
             output.log(run.step, metrics)
             record: dict[str, Any] = {
                 "step": run.step,

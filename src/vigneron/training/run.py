@@ -30,7 +30,7 @@ from vigneron.training.callbacks import View
 from vigneron.training.checkpoint.manifest import explain_damage
 from vigneron.training.checkpoint.read import State, checkpoint_step, checkpoints, load_checkpoint, load_weights
 from vigneron.training.checkpoint.shards import shard_like
-from vigneron.training.checkpoint.snapshot import restore_rng, rng_state, take_snapshot
+from vigneron.training.checkpoint.snapshot import restore_rng, rng_state, rng_unchanged, take_snapshot
 from vigneron.training.method import Method, Metrics
 from vigneron.training.metrics import batch_metrics, evaluate, evaluate_levels
 from vigneron.training.model_card import Rows, model_card
@@ -75,7 +75,12 @@ class Run:
         return self.output.folder
 
     def evaluate(self) -> Metrics:
-        """Metrics of the held-out part; completions are kept with the run's samples."""
+        """Metrics of the held-out part; completions are kept with the run's samples. Training does not depend on how often
+        it is evaluated."""
+        with rng_unchanged():
+            return self._evaluate()
+
+    def _evaluate(self) -> Metrics:
         rows = self.data.held_out
         if self.method.evaluate is not None:
             metrics = evaluate_levels(self.config, self.method.evaluate, rows)

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     version, internal, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
     return states, {"python": [version, list(internal), gauss], "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+
+
+@contextmanager
+def rng_unchanged() -> Iterator[None]:
+    """What is drawn inside, by a user's reward too, leaves the generators as they were."""
+    states = rng_state()
+    try:
+        yield
+    finally:
+        restore_rng(*states)
 
 
 def restore_rng(tensors: dict[str, Tensor], scalars: dict[str, Any]) -> None:
