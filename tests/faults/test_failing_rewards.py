@@ -83,7 +83,7 @@ class BreaksInEvaluation(BreaksAfterStep3):
             self.patch.setattr(Run, "evaluate", fails)
 
 
-@pytest.mark.parametrize("method", ("grpo", "grape", "dpo, sampled"))
+@pytest.mark.parametrize("method", ["grpo", "grape", "dpo, sampled"])
 def test_an_evaluation_that_fails_loses_no_step(
     method: str, tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
 ) -> None:

@@ -75,8 +75,10 @@ class Run:
         return self.output.folder
 
     def evaluate(self) -> Metrics:
-        """Metrics of the held-out part; completions are kept with the run's samples. Training does not depend on how often
-        it is evaluated."""
+        """Metrics of the held-out part; completions are kept with the run's samples.
+
+        Training does not depend on how often it is evaluated.
+        """
         with rng_unchanged():
             return self._evaluate()
 
