@@ -1,10 +1,12 @@
 """Texts as rewards compare them."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.text import letters_only, normalise, words_only
+from vigneron.text import a_to_z_only, letters_only, normalise, words_only
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,23 @@ def test_normalise(text: str, wanted: str) -> None:
 )
 def test_letters_only(text: str, wanted: str) -> None:
     assert letters_only(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("Purple!", "purple"),
+        (" It's 7 o'clock,\nnow. ", "it s o clock now"),
+        ("Blue-green\t2", "blue green"),
+        ("Élan Ωcafé", "lan caf"),
+        ("123 …", ""),
+        ("", ""),
+    ],
+)
+def test_a_to_z_only(text: str, wanted: str) -> None:
+    """As the released notebooks clean words: lower, a space for all but a to z, one space for several."""
+    assert a_to_z_only(text) == wanted
+    assert re.sub(r"\s+", " ", re.sub(r"[^a-z\s]", " ", text.lower())).strip() == wanted
 
 
 @pytest.mark.parametrize(

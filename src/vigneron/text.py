@@ -39,9 +39,14 @@ def nfkc(text: str) -> str:
 
 
 def letters_only(text: str) -> str:
-    """Lowercase letters and single spaces only. (The released PGSRM code has a space for everything but a to z.)"""
+    """Lowercase letters and single spaces only: everything else is deleted."""
     letters = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
     return " ".join(letters.split())
+
+
+def a_to_z_only(text: str) -> str:
+    """Lowercase a to z with single spaces for everything else, as in PGSRM's released notebooks."""
+    return " ".join(re.findall("[a-z]+", text.lower()))
 
 
 # A number with its sign and its decimal point; a word, with the apostrophes within it.
@@ -57,7 +62,12 @@ def words_only(text: str) -> str:
     return " ".join(WORD.findall(nfkc(text).casefold().translate(PLAIN_MARKS))) or text.strip()
 
 
-CLEANERS: dict[str, Callable[[str], str]] = {"words": words_only, "letters": letters_only, "none": str}
+CLEANERS: dict[str, Callable[[str], str]] = {
+    "words": words_only,
+    "letters": letters_only,
+    "a_to_z": a_to_z_only,
+    "none": str,
+}
 """How the semantic reward cleans texts before it compares them (`reward.clean`)."""
 
 

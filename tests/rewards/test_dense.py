@@ -17,6 +17,7 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import exact_reward
 from vigneron.rewards.semantic import Contrast, Guards, SemanticReward
 from vigneron.rewards.token_f1 import token_f1_reward
+from vigneron.run_data.readers import why_not_compared
 from vigneron.sources.embedders import load_embedder
 from vigneron.yaml_text import parse_yaml
 
@@ -138,11 +139,29 @@ def test_a_cut_completion_that_is_too_long_earns_less() -> None:
 def test_numbers_count_and_words_are_not_joined() -> None:
     embedder = load_embedder("lexical")
     eggs: dict[str, Any] = {"prompts": ["p"], "completions": ["99 eggs"], "answer": ["12 eggs"]}
-    assert SemanticReward(embedder, clean="letters")(**eggs) == [pytest.approx(1.0)], "the released code's"
+    assert SemanticReward(embedder, clean="letters")(**eggs) == [pytest.approx(1.0)]
+    assert SemanticReward(embedder, clean="a_to_z")(**eggs) == [pytest.approx(1.0)], "the released notebooks'"
     assert SemanticReward(embedder)(**eggs)[0] < 0.9  # type: ignore[operator]
     york: dict[str, Any] = {"prompts": ["p"], "completions": ["New-York"], "answer": ["new york"]}
     assert SemanticReward(embedder)(**york) == [pytest.approx(1.0)]
     assert SemanticReward(embedder, clean="letters")(**york)[0] < 0.9  # type: ignore[operator]
+    assert SemanticReward(embedder, clean="a_to_z")(**york) == [pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize(
+    ("clean", "answer", "why"),
+    [
+        ("letters", "42", "has no letters"),
+        ("a_to_z", "42", "has no letter from a to z"),
+        ("a_to_z", "Ω", "has no letter from a to z"),
+        ("letters", "Ω", None),
+        ("words", "42", None),
+        ("words", " ", "is empty"),
+        ("none", "42", None),
+    ],
+)
+def test_an_answer_that_cleaning_empties_is_refused(clean: str, answer: str, why: str | None) -> None:
+    assert why_not_compared(config_with({"kind": "semantic", "clean": clean}), answer) == why
 
 
 def test_token_f1_by_hand() -> None:

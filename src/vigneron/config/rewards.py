@@ -94,7 +94,7 @@ class RewardOptions(Strict):
         return self
 
 
-Clean = Literal["words", "letters", "none"]
+Clean = Literal["words", "letters", "a_to_z", "none"]
 
 
 class SemanticRewardConfig(RewardOptions):
@@ -121,7 +121,8 @@ class SemanticRewardConfig(RewardOptions):
     clean: Clean = "words"
     """Texts are lowercased and cleaned before they are embedded. words: words and numbers, separated by spaces.
     letters: everything but letters and spaces is deleted, which joins hyphenated words and cannot
-    see numbers. none: texts are embedded as they are."""
+    see numbers. a_to_z: everything but a to z is a space, as in PGSRM's released notebooks: it cannot see numbers, nor
+    letters with accents. none: texts are embedded as they are."""
 
     @model_validator(mode="before")
     @classmethod

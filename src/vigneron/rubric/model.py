@@ -109,7 +109,7 @@ class SemanticItem(Item):
     embedder: str = "minilm"
     alpha: Annotated[float, Field(ge=1)] = 4.0
     form: Literal["clip", "shift"] = "clip"
-    clean: Literal["words", "letters", "none"] = "words"
+    clean: Literal["words", "letters", "a_to_z", "none"] = "words"
     """As `reward.clean`. (In earlier versions `letters`, which cannot see numbers.)"""
     reference: Template = "{{ row.answer }}"
 

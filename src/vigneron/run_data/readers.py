@@ -54,13 +54,17 @@ COMPARED = ("semantic", "token_f1", "probability", "binary")
 """Rewards that compare with an answer."""
 
 
+NOTHING_LEFT = {"words": "is empty", "letters": "has no letters", "a_to_z": "has no letter from a to z"}
+"""What is wrong with an answer of which a cleaner leaves nothing."""
+
+
 def why_not_compared(config: Config, answer: Any) -> str | None:
     """Why the semantic reward cannot embed an answer: `reward.clean` leaves nothing of it. None if it can."""
     for part in config.reward.parts:
         if not isinstance(part, SemanticRewardConfig) or part.clean == "none":
             continue
         if not CLEANERS[part.clean](completion_text(answer)):
-            return "has no letters" if part.clean == "letters" else "is empty"
+            return NOTHING_LEFT[part.clean]
     return None
 
 
