@@ -21,7 +21,8 @@ class EnvironmentOptions(Strict):
     concurrency: Positive = 64
     """Replies that are worked on at a time."""
     patience: Annotated[int, Field(ge=0)] | None = None
-    """Tokens that other samples go on before a reply is waited for. null: 0, and 16 for an async one."""
+    """Tokens that other samples go on before a reply is waited for; it is read then and not earlier, so that results do
+    not depend on time. null: 0, and `max_new_tokens` for tools and async environments: others end their turns first."""
 
     def completion_tokens(self, max_new_tokens: int) -> int:
         """The most tokens of a conversation after its prompt."""

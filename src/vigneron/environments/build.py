@@ -15,9 +15,6 @@ from vigneron.environments.tools import MAX_CALLS, check_tools, tool_environment
 from vigneron.errors import UserError
 from vigneron.user_code import check_call, check_method, python_function
 
-ASYNC_PATIENCE = 16
-"""Tokens that others sample before an async reply is waited for."""
-
 
 @dataclass(frozen=True)
 class Environments:
@@ -42,10 +39,10 @@ class Environments:
         known = tokenizer.get_added_vocab()
         return [known[token] for token in self.end_tokens if token in known]
 
-    @property
-    def patience(self) -> int:
+    def patience(self, max_new_tokens: int) -> int:
+        """Tokens that other samples go on before a reply is waited for."""
         given = self.options.patience
-        return given if given is not None else ASYNC_PATIENCE if self.waits else 0
+        return given if given is not None else max_new_tokens if self.waits else 0
 
     def prepared(self, row: Row) -> Row:
         """The row with a conversation as its prompt, a text as a user's message, and with the tools."""

@@ -78,8 +78,10 @@ class Conversations:
         rows: Sequence[Row],
         rooms: Sequence[int],
         seeds: Sequence[int],
+        patience: int = 0,
     ) -> None:
         """`rooms` are the tokens that each sample may have behind its prompt."""
+        self.patience = patience
         self._environments, self._rows, self._rooms = environments, rows, rooms
         self._tokenizer, self._ends = policy.tokenizer, policy.eos_ids
         added = policy.tokenizer.added_tokens_decoder
@@ -107,10 +109,6 @@ class Conversations:
             except CallFailed as error:  # user code: it takes its sample out
                 self.transcripts[sample].error = f"{error} when it was made"
         return self._instances[sample]
-
-    @property
-    def patience(self) -> int:
-        return self._environments.patience
 
     def ask(self, turns: Sequence[Turn]) -> None:
         for first in range(0, len(turns), TURNS_AT_ONCE):
@@ -156,10 +154,15 @@ class Conversations:
         ids: dict[int, tuple[int, ...]] = {}
         for first in range(0, len(samples), TURNS_AT_ONCE):
             ids |= self._take(samples[first : first + TURNS_AT_ONCE])
+        return [ids.get(sample, ()) for sample in samples]
+
+    def ended(self) -> list[Transcript]:
+        """All conversations, once they are over. What scores one that was cut is waited for here, when nothing is left
+        to sample."""
         for number, call in self._cut_calls.items():
             self._add_last_reward(self.transcripts[number], call)
         self._cut_calls = {}
-        return [ids.get(sample, ()) for sample in samples]
+        return self.transcripts
 
     def _take(self, samples: Sequence[int]) -> dict[int, tuple[int, ...]]:
         """The replies of the conversations that go on."""
@@ -264,12 +267,11 @@ def converse(
     names = torch.tensor(list(options["sample_ids"]), dtype=torch.long)
     keys: list[int] = draw_keys(options["seed"], options["step"], names, SEED_TURN).tolist()
     own = sampled_share(len(rows)) if together else slice(None)
-    conversations = Conversations(
-        environments, policy, rows[own], rooms[own], [key & LARGEST_SEED for key in keys[own]]
-    )
+    seeds, patience = [key & LARGEST_SEED for key in keys[own]], environments.patience(options["max_new_tokens"])
+    conversations = Conversations(environments, policy, rows[own], rooms[own], seeds, patience)
     draw = sample_on_all_ranks if together else sample
     done = draw(policy, prompt_ids, replies=conversations, max_tokens=width, **options)
-    transcripts = conversations.transcripts
+    transcripts = conversations.ended()
     if together:
         share = rank_share(len(rows))
         transcripts = [
