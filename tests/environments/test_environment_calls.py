@@ -3,12 +3,12 @@
 import asyncio
 from contextlib import suppress
 from functools import partial
-from threading import Event
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
-from vigneron.environments.calls import CallFailed, Calls, within
+from vigneron.environments.calls import THREADS, CallFailed, Calls, within
 from vigneron.threads import TookTooLong, event_loop
 
 LONG_S = 60.0
@@ -32,6 +32,24 @@ def test_as_many_run_at_a_time_as_are_allowed_and_in_their_order() -> None:
     assert [each.result() for each in started] == [n * n for n in range(8)]
     assert max(most) == 3
     assert order == list(range(8))
+
+
+def test_without_a_number_all_coroutines_run_at_once_and_64_functions() -> None:
+    """None ends before so many have begun, which they do not do if there are fewer at a time."""
+    begun: list[int] = []
+    all_begun, threads = asyncio.Event(), Barrier(THREADS)
+
+    async def call(number: int) -> int:
+        begun.append(number)
+        if len(begun) == 10 * THREADS:
+            all_begun.set()
+        await all_begun.wait()
+        return number
+
+    calls = Calls(None, LONG_S)
+    assert [each.result() for each in calls.start([partial(call, n) for n in range(10 * THREADS)])] == begun
+    places = [each.result() for each in calls.start([threads.wait] * (2 * THREADS))]
+    assert sorted(places) == sorted([*range(THREADS)] * 2)
 
 
 def test_functions_coroutines_and_faults_each_have_their_result() -> None:

@@ -119,3 +119,13 @@ def test_a_model_of_no_size_may_talk_to_tools() -> None:
     batch = rollout([{"prompt": "How much is 1 + 2?"}])
     assert batch.samples.extras["turns"] == (1, 1)
     assert torch.isfinite(batch.samples.behaviour_BT).all()
+
+
+@pytest.mark.parametrize(("tools", "given", "calls"), [("slow_add", None, None), ("add", None, 64), ("slow_add", 3, 3)])
+def test_calls_are_limited_where_they_take_threads(tools: str, given: int | None, calls: int | None) -> None:
+    tokenizer = real_templates.smollm2()
+    tokenizer.chat_template = real_templates.template("qwen2_5")
+    config = options(f"{__name__}:{tools}").model_copy(update={"concurrency": given})
+    environments = build_environments(config, tokenizer)
+    assert environments is not None
+    assert environments.options.concurrency == calls

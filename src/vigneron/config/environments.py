@@ -18,8 +18,9 @@ class EnvironmentOptions(Strict):
     """The longest reply between two turns; more is cut. The cache of sampling has room for replies of this length."""
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Seconds that a reply may take. After that the sample has no reward."""
-    concurrency: Positive = 64
-    """Replies that are worked on at a time."""
+    concurrency: Positive | None = None
+    """Replies that are worked on at a time. null: as many as there are, if they are async, and 64 of functions, each of
+    which takes a thread."""
     patience: Annotated[int, Field(ge=0)] | None = None
     """Tokens that other samples go on before a reply is waited for; it is read then and not earlier, so that results do
     not depend on time. null: 0, and `max_new_tokens` for tools and async environments: others end their turns first."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from vigneron.config import EnvironmentOptions, GameConfig, PythonEnvironmentConfig, ToolsEnvironmentConfig
 from vigneron.data.prompts import Row, as_messages, numbered_like
-from vigneron.environments.calls import raised
+from vigneron.environments.calls import THREADS, raised
 from vigneron.environments.game import game_class
 from vigneron.environments.reply import Environment
 from vigneron.environments.tools import MAX_CALLS, check_tools, tool_environment
@@ -65,12 +65,15 @@ def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
         max_result_chars=config.max_result_chars,
     )
     # Every call has its own limit; those of one object run after each other, and after it is made.
-    patient = config.model_copy(update={"timeout_s": (MAX_CALLS + 2) * config.timeout_s})
+    patient = {"timeout_s": (MAX_CALLS + 2) * config.timeout_s}
+    # Of more samples than threads, some would wait for a thread until that time is over.
+    threads = any(not inspect.iscoroutinefunction(tool.function) for tool in made.tools.values())
+    concurrency = {"concurrency": config.concurrency or (THREADS if threads else None)}
     tools = made.schemas if made.format.takes_tools else None
     return Environments(
         "environment.tools",
         made,
-        patient,
+        config.model_copy(update=patient | concurrency),
         waits=True,
         at_once=True,
         tools=tools,

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +15,8 @@ from vigneron.errors import first_line
 from vigneron.threads import CallThreads, TookTooLong, TooManyHang, event_loop
 
 SETTLE_S = 1.0
+THREADS = 64
+"""Calls of functions at a time, unless the config says how many."""
 
 
 class CallFailed(Exception):
@@ -54,11 +57,12 @@ def environment_threads(concurrency: int) -> CallThreads:
 
 
 class Calls:
-    """At most `concurrency` calls at a time, each of at most `timeout_s` seconds from its start."""
+    """At most `concurrency` calls at a time, each of at most `timeout_s` seconds from its start. None: `THREADS`
+    functions, and all coroutines, which take no thread."""
 
-    def __init__(self, concurrency: int, timeout_s: float) -> None:
-        self._concurrency, self._timeout_s = concurrency, timeout_s
-        self._threads = environment_threads(concurrency)
+    def __init__(self, concurrency: int | None, timeout_s: float) -> None:
+        self._concurrency, self._timeout_s = concurrency or math.inf, timeout_s
+        self._threads = environment_threads(concurrency or THREADS)
         self._awaited: set[Future[Any]] = set()
         # Of the event loop's thread.
         self._queue: deque[tuple[Future[Any], Callable[[], Awaitable[Any]]]] = deque()

@@ -112,7 +112,7 @@ class LocalPlayer:
 class EndpointPlayer:
     """A model behind an endpoint; at temperature 0, so that a resumed run asks what it asked before."""
 
-    def __init__(self, config: EndpointPlayerConfig, role: str, concurrency: int) -> None:
+    def __init__(self, config: EndpointPlayerConfig, role: str, concurrency: int | None) -> None:
         self._config, self._where = config, f"{PLAYERS}.{role}"
         self._client = Client(base_url(config.url, self._where), self._where, timeout_s=60.0, retries=3)
         self._calls = Calls(concurrency, ENDPOINT_TIMEOUT_S)
@@ -145,7 +145,7 @@ class EndpointPlayer:
         return self._client.chat(self._config.model, messages, max_tokens=max_tokens)
 
 
-def build_player(config: PlayerConfig, role: str, device: str, concurrency: int) -> Any:
+def build_player(config: PlayerConfig, role: str, device: str, concurrency: int | None) -> Any:
     if isinstance(config, LocalPlayerConfig):
         return LocalPlayer(config, device)
     return EndpointPlayer(config, role, concurrency)
