@@ -41,8 +41,12 @@ def _shortened(line: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message that is not blank, or the error's type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's message that is not blank, with the next one if it ends in a colon, or the error's
+    type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def reason(error: BaseException) -> str:

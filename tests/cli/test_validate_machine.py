@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from support.command_line import vigneron
 from support.tiny_runs import tiny_recipe, write_data
@@ -61,6 +62,75 @@ def test_a_base_that_is_stored_in_4_bits(refused: Refused, tiny_folder: Path, tm
     assert "is stored in 4 bits: set `model.lora` and `model.weights: 4bit`" in refused(model=model)
     served = refused("model.lora={}", "scale.sampling={kind: vllm, url: 'http://127.0.0.1:1'}", model=model)
     assert "vLLM cannot take 4-bit weights" in served
+
+
+def changed_copy(model: Path, place: Path, **changes: Any) -> Path:
+    shutil.copytree(model, place)
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | changes))
+    return place
+
+
+PACKED = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+def with_packed_file(place: Path) -> Path:
+    """Headers alone matter here."""
+    weights = load_file(place / "model.safetensors")
+    weights["lm_head.weight.quant_state.bitsandbytes__nf4"] = torch.zeros(4, dtype=torch.uint8)
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    return place
+
+
+def test_a_base_in_4_bits_without_the_library(
+    refused: Refused, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    model = with_packed_file(changed_copy(tiny_folder, tmp_path / "packed", quantization_config=PACKED))
+    line = refused("model.lora={}", model=model)
+    assert line.startswith(f"model: '{model}' is stored in 4 bits, which needs bitsandbytes: pip install")
+
+
+def test_a_base_in_4_bits_by_its_config_alone(refused: Refused, tiny_folder: Path, tmp_path: Path) -> None:
+    model = changed_copy(tiny_folder, tmp_path / "packed", quantization_config=PACKED)
+    assert "says that it is stored in 4 bits, and its files have plain weights" in refused("model.lora={}", model=model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"num_attention_heads": 3}, "its config.json cannot be used: Class validation error for validator"),
+        ({"quantization_config": "yes"}, "its config.json has the quantization_config 'yes': expected a mapping"),
+        ({"dtype": "float4"}, "its config.json cannot be used: module 'torch' has no attribute 'float4'"),
+    ],
+    ids=["heads", "quantization-config", "dtype"],
+)
+def test_a_config_that_cannot_be_used(
+    refused: Refused, tiny_folder: Path, tmp_path: Path, changes: dict[str, Any], line: str
+) -> None:
+    assert line in refused(model=changed_copy(tiny_folder, tmp_path / "model", **changes))
+
+
+DISTILL = ("method={name: distill, parent: 'MODEL'}", "reward=null")
+JUDGE = ("reward={kind: rubric, file: explanations, judge: {kind: local, model: 'MODEL'}}",)
+
+
+@pytest.mark.parametrize(("overrides", "key"), [(DISTILL, "method.parent"), (JUDGE, "reward.judge.model")])
+def test_a_parent_or_a_judge_that_cannot_be_loaded(
+    refused: Refused, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...], key: str,
+) -> None:  # fmt: skip
+    def line(model: Path) -> str:
+        return refused(*(each.replace("MODEL", str(model)) for each in overrides))
+
+    gptq = changed_copy(tiny_folder, tmp_path / "gptq", quantization_config={"quant_method": "gptq", "bits": 4})
+    assert line(gptq).startswith(f"{key}: '{gptq}' is quantised by GPTQ, which is not supported")
+    cut = changed_copy(tiny_folder, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-100])
+    assert line(cut).startswith(f"{key}: '{cut}': model.safetensors is damaged or incomplete")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    packed = with_packed_file(changed_copy(tiny_folder, tmp_path / "packed", quantization_config=PACKED))
+    assert line(packed).startswith(f"{key}: '{packed}' is stored in 4 bits, which needs bitsandbytes")
 
 
 def test_compile_without_a_gpu(refused: Refused) -> None:

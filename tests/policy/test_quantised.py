@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 from support.later import Later
@@ -119,10 +120,7 @@ def test_the_identity_is_of_the_packed_weights_whatever_the_compute_dtype(folder
 
 @pytest.mark.parametrize("weights", ["auto", pytest.param("4bit", marks=pytest.mark.slow)])
 def test_a_checkpoint_in_4_bits_is_loaded_as_it_is(folder: str, tmp_path: Path, weights: str) -> None:
-    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
-    stored = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options, device_map={"": "cpu"})
-    stored.save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
+    packed_checkpoint(folder, tmp_path)
     ours, direct = quantised_policy(str(tmp_path), weights=weights), quantised_policy(folder)
     assert not hasattr(ours.causal.config, "quantization_config")
     with torch.no_grad():
@@ -131,6 +129,41 @@ def test_a_checkpoint_in_4_bits_is_loaded_as_it_is(folder: str, tmp_path: Path, 
         load_policy(str(tmp_path), device="cpu")
     with pytest.raises(UserError, match=r"is not supported with sharding: set scale.shard=1"):
         load_policy(str(tmp_path), device="cpu", lora=Lora(4), shared=True)
+
+
+def packed_checkpoint(folder: str, place: Path) -> None:
+    options = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    stored = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options, device_map={"": "cpu"})
+    stored.save_pretrained(place)
+    byte_tokenizer().save_pretrained(place)
+
+
+def test_a_frozen_model_in_4_bits_is_loaded_whatever_its_dtype(folder: str, tmp_path: Path) -> None:
+    """As a parent is, with products in bfloat16: what is not in 4 bits is rounded, which is noted."""
+    packed_checkpoint(folder, tmp_path)
+    notices: list[str] = []
+    parent = load_policy(
+        str(tmp_path), device="cpu", dtype="bfloat16", weights="bfloat16", trained=False, notice=notices.append
+    )
+    assert len(layers_of(parent)) == 14
+    assert notices == [f"model: '{tmp_path}': its weights in F32 are rounded to bfloat16"]
+    assert parent.causal.get_input_embeddings().weight.dtype == torch.bfloat16
+    with torch.no_grad():
+        assert score(parent, BATCH, Sampling()).logprobs_BT.isfinite().all()
+
+
+def test_files_that_are_not_as_packed_as_the_config_says(folder: str, tmp_path: Path) -> None:
+    packed_checkpoint(folder, tmp_path)
+    packed = load_file(tmp_path / "model.safetensors")
+    name, plain = "model.layers.0.mlp.up_proj.weight", load_file(Path(folder) / "model.safetensors")
+    half = {key: weight for key, weight in packed.items() if not key.startswith(name)} | {name: plain[name]}
+    for weights, line in (
+        (plain, "says that it is stored in 4 bits, and its files have plain weights: take `quantization_config` out"),
+        (half, f"model: {name} is not stored in 4 bits, though the model's config.json says so"),
+    ):
+        save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+        with pytest.raises(UserError, match=line):
+            quantised_policy(str(tmp_path), weights="auto")
 
 
 def test_copies_share_nothing_and_critics_train(folder: str) -> None:
@@ -156,7 +189,7 @@ def test_a_library_that_fails_on_the_device_is_named(folder: str, monkeypatch: p
         raise RuntimeError("no kernel\nfor this GPU")
 
     monkeypatch.setattr(Later("bitsandbytes").functional, "quantize_4bit", fail)
-    with pytest.raises(UserError, match=r"bitsandbytes fails on 'cpu': no kernel$"):
+    with pytest.raises(UserError, match=r"4bit needs bitsandbytes, which fails on 'cpu': no kernel$"):
         quantised_policy(folder)
 
 

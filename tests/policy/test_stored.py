@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import byte_tokenizer, tiny_model
 from vigneron.errors import UserError
 from vigneron.policy.load import load_policy
-from vigneron.policy.stored import check_shapes
+from vigneron.policy.stored import check_shapes, check_weight_files
 
 WEIGHTS = "model.safetensors"
 
@@ -85,13 +85,20 @@ def quantised(**given: Any) -> Callable[[Path], None]:
         (with_nan, "the weights contain NaN or infinite numbers"),
         (matrices_as(torch.float8_e4m3fn), "stores lm_head.weight as F8_E4M3, and its config.json does not say how"),
         (matrices_as(torch.int8), "stores lm_head.weight as I8, and its config.json does not say how"),
+        (matrices_as(torch.int32), "stores lm_head.weight as I32, and its config.json does not say how"),
+        (matrices_as(torch.bool), "stores lm_head.weight as BOOL, and its config.json does not say how"),
+        (matrices_as(torch.complex64), "stores lm_head.weight as C64, and its config.json does not say how"),
+        (config_with(num_attention_heads=3), r"its config.json cannot be used: .*: ValueError: The hidden size \(16\)"),
+        (config_with(quantization_config="yes"), "its config.json has the quantization_config 'yes': expected a mapp"),
+        (config_with(dtype="float4"), "its config.json cannot be used: module 'torch' has no attribute 'float4'"),
         (quantised(quant_method="gptq", bits=4), "is quantised by GPTQ, which is not supported: use the original"),
         (quantised(quant_method="awq", bits=4), "is quantised by AWQ, which is not supported: use the original"),
         (quantised(quant_method="fp8"), "is quantised by FP8, which is not supported: use the original"),
         (quantised(quant_method="bitsandbytes", load_in_8bit=True), "is quantised by 8-bit bitsandbytes, which is not"),
     ],
     ids=["shape", "layers", "tensor", "shard", "cut", "cut-header", "empty", "lfs",
-         "index", "nan", "fp8", "int8", "gptq", "awq", "quantised-fp8", "bitsandbytes-8bit"],
+         "index", "nan", "fp8", "int8", "int32", "bool", "complex", "heads",
+         "quantization-config", "dtype", "gptq", "awq", "quantised-fp8", "bitsandbytes-8bit"],
 )  # fmt: skip
 def test_a_checkpoint_that_cannot_be_loaded_gets_one_line(
     damage: Callable[[Path], None], line: str, tmp_path: Path
@@ -119,6 +126,23 @@ def test_shapes_are_compared_without_loading(damage: Callable[[Path], None], lin
     damage(tmp_path)
     with pytest.raises(UserError, match=line):
         check_shapes(str(tmp_path))
+
+
+def test_buffers_of_integers_are_no_weights(tmp_path: Path) -> None:
+    """As position ids, or tables of experts by token."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS)
+    weights["model.position_ids"] = torch.arange(8)[None]
+    weights["model.layers.0.mlp.expert_of_token"] = torch.zeros(8, 2, dtype=torch.int32)
+    save_file(weights, tmp_path / WEIGHTS, {"format": "pt"})
+    assert check_weight_files(str(tmp_path), allow_pickle=False) is None
+
+
+def test_a_model_whose_shapes_cannot_be_compared_is_noted(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    config_with(hidden_act="nope")(tmp_path)
+    (note,) = check_shapes(str(tmp_path))
+    assert "its shapes are not compared with its config.json before it is loaded: KeyError: 'nope'" in note
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])

@@ -18,14 +18,21 @@ from vigneron.policy.architecture import (
 )
 from vigneron.policy.model_names import local_config
 from vigneron.policy.reward_model import check_reward_model
-from vigneron.policy.stored import check_shapes, check_weight_files
+from vigneron.policy.stored import check_shapes
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import load_checker
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import count_cached
 from vigneron.trackers.tracking import check_trackers
-from vigneron.training.setup.machine_checks import check_compile, check_machine, check_stored, machine_notices
+from vigneron.training.setup.machine_checks import (
+    check_compile,
+    check_files,
+    check_machine,
+    check_stored,
+    frozen_models,
+    machine_notices,
+)
 from vigneron.training.setup.parent import check_parent
 from vigneron.training.setup.preflight import model_checks
 from vigneron.training.setup.rendered_rows import shown_rows
@@ -43,9 +50,10 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     check_parent(config)
     build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
     check_stored(config)
-    weights = check_weight_files(config.model.name, allow_pickle=config.model.allow_pickle)
-    shapes = [] if config.method.trains == "scorer" else check_shapes(config.model.name)
-    for text in (*checks.notices, *([] if weights is None else [weights]), *shapes, *machine_notices(config)):
+    files = [*check_files(config)]
+    models = frozen_models(config) | ({} if config.method.trains == "scorer" else {"model": config.model.name})
+    shapes = [note for key, name in models.items() for note in check_shapes(name, key)]
+    for text in (*checks.notices, *files, *shapes, *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)

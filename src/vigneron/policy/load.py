@@ -20,9 +20,9 @@ from vigneron.policy.longrope import install_longrope
 from vigneron.policy.lora import Lora, add_lora, encoder_names, not_adaptable
 from vigneron.policy.model import Policy
 from vigneron.policy.model_checks import capture_obstacle, check_head
-from vigneron.policy.model_names import model_source
+from vigneron.policy.model_names import check_config_file, model_source
 from vigneron.policy.packing import can_share_prompts
-from vigneron.policy.quantised import check_library, prepare, quantise
+from vigneron.policy.quantised import check_packed_library, prepare, quantise
 from vigneron.policy.reference import Reference
 from vigneron.policy.stored import Bfloat16Cast, Stored, check_complete, hold, is_packed, read_model
 from vigneron.policy.tokenizer_trial import try_tokenizer
@@ -66,7 +66,7 @@ def load_policy(
         add_chat_tokens(model, tokenizer)
     notices: list[str | None] = [*stored.notices]
     if packed:
-        check_packed(name, weights, frozen=frozen, shared=shared)
+        check_packed(name, weights if trained else "auto", frozen=frozen, shared=shared)
         prepare(model, compute_dtype)
     elif weights == "4bit":
         notices.append(quantise(model, where, compute_dtype, excluded=not_adaptable(model)))
@@ -186,13 +186,14 @@ def _load_pretrained(
     source, where = model_source(name), f"model: '{name}'"
     options = {"trust_remote_code": trust_remote_code}
     check_on_hub(source, f"model: cannot load '{name}'")
+    check_config_file(name)
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(source, **options)
             check_language_model(config, where)
             packed = is_packed(config, where)
             if packed:
-                check_library(device)
+                check_packed_library(device, where)
             if name not in BUNDLED_MODELS and not trust_remote_code:
                 try_tokenizer(source, where)
             tokenizer = AutoTokenizer.from_pretrained(source, **options)

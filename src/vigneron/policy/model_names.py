@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json, user_path
 from vigneron.policy.bundled import (
     BUNDLED_MODELS,
@@ -85,15 +85,39 @@ def check_tokenizer_files(name: str) -> None:
 
 def _check_layer_count(file: Path, where: str) -> None:
     """transformers would build as many layers as a config claims. Other faults of the file show when it is loaded."""
+    config = _json_of(file)
+    parts = [part for part in (config, *config.values()) if isinstance(part, dict)]
+    numbers = [value for part in parts for name, value in part.items() if re.search(LAYER_COUNT, str(name))]
+    if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
+        raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
+
+
+def check_config_file(name: str, key: str = "model") -> None:
+    """Raise if a folder's config.json is not one that transformers can read. One with code of its own passes."""
+    from transformers import AutoConfig
+
+    if name in BUNDLED_MODELS or not (folder := Path(model_source(name, key))).is_dir():
+        return
+    where, config = f"{key}: '{name}': its config.json", _json_of(folder / "config.json")
+    quantised = config.get("quantization_config")
+    if quantised is not None and not isinstance(quantised, dict):
+        raise UserError(f"{where} has the quantization_config {quantised!r}: expected a mapping, or nothing")
+    try:
+        with quiet_transformers():
+            AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # external files can be broken in any way
+        if "auto_map" not in config:
+            raise UserError(f"{where} cannot be used: {first_line(error)}") from error
+
+
+def _json_of(file: Path) -> dict[str, Any]:
+    """Empty if the file has no mapping: reading it as a config says why."""
     try:
         with file.open("rb") as opened:
             config = parse_json(opened.read(LARGEST_CONFIG))
     except (OSError, ValueError):
-        return
-    parts = [part for part in (config, *config.values()) if isinstance(part, dict)] if isinstance(config, dict) else []
-    numbers = [value for part in parts for name, value in part.items() if re.search(LAYER_COUNT, str(name))]
-    if any(isinstance(number, int) and number > MOST_LAYERS for number in numbers):
-        raise UserError(f"{where} claims more than {MOST_LAYERS:,} layers in its config.json")
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def is_cached(name: str) -> bool:

@@ -10,25 +10,30 @@ from torch import Tensor, nn
 from vigneron.errors import UserError, first_line
 from vigneron.policy.held_weights import is_quantised
 
-MISSING = "model.weights: 4bit needs bitsandbytes: pip install 'vigneron[quant]'"
+WANTED = "model.weights: 4bit"
 
 
-def check_library(device: torch.device) -> Any:
-    """Import bitsandbytes and try it on the device."""
+def check_library(device: torch.device, what: str = WANTED) -> Any:
+    """Import bitsandbytes and try it on the device. `what` needs it, and begins errors."""
     try:
         import bitsandbytes
     except ImportError as error:
-        raise UserError(MISSING) from error
+        raise UserError(f"{what} needs bitsandbytes: pip install 'vigneron[quant]'") from error
     except Exception as error:  # a library that does not fit torch or CUDA can fail in any way
-        raise UserError(f"model.weights: 4bit: bitsandbytes cannot be imported: {first_line(error)}") from error
+        raise UserError(f"{what} needs bitsandbytes, which cannot be imported: {first_line(error)}") from error
     if device.type not in ("cpu", "cuda"):
-        raise UserError(f"model.weights: 4bit is not supported on '{device.type}': use a CUDA GPU, or the CPU")
+        raise UserError(f"{what} is not supported on '{device.type}': use a CUDA GPU, or the CPU")
     try:
         trial = bitsandbytes.functional.quantize_4bit(torch.ones(64, 64, device=device), quant_type="nf4")
         bitsandbytes.functional.dequantize_4bit(*trial)
     except Exception as error:
-        raise UserError(f"model.weights: 4bit: bitsandbytes fails on '{device}': {first_line(error)}") from error
+        raise UserError(f"{what} needs bitsandbytes, which fails on '{device}': {first_line(error)}") from error
     return bitsandbytes
+
+
+def check_packed_library(device: torch.device, where: str) -> Any:
+    """`check_library` for a checkpoint; `where` names it."""
+    return check_library(device, f"{where} is stored in 4 bits, which")
 
 
 @torch.no_grad()
@@ -66,8 +71,10 @@ def quantise(model: Any, device: torch.device, compute_dtype: torch.dtype, exclu
 
 def prepare(model: Any, compute_dtype: torch.dtype) -> None:
     """Make 4-bit layers compute as autocast would: from inputs, and to results, in the compute dtype."""
-    for module in model.modules():
+    for name, module in model.named_modules():
         if is_quantised(module):
+            if getattr(module.weight, "quant_state", None) is None:
+                raise UserError(f"model: {name}.weight is not stored in 4 bits, though the model's config.json says so")
             module.compute_dtype, module.compute_type_is_set = compute_dtype, True
             module.quant_state = None  # the weight has it: a copy of the layer would copy it again
             module.weight.quant_state.dtype = compute_dtype  # of the matrix in the backward pass

@@ -9,17 +9,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vigneron.errors import UserError
+from vigneron.errors import UserError, first_line
 from vigneron.policy.architecture import auto_class, language_model_class
 from vigneron.policy.bundled import BUNDLED_MODELS, quiet_transformers
 from vigneron.policy.held_weights import built_in_bfloat16, hold_in_bfloat16
-from vigneron.policy.model_names import local_config, model_source
+from vigneron.policy.model_names import check_config_file, local_config, model_source
 from vigneron.policy.weight_files import weight_files
 from vigneron.values import memory_text
 
 Bfloat16Cast = Literal["no", "exact", "rounded"]
 """Which matrices and embeddings are held in bfloat16: none, those whose numbers are bfloat16 numbers, all."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+STATE = ".quant_state."
+"""Part of the names of what bitsandbytes stores beside 4-bit weights."""
+WEIGHT_NAMES = ("weight", "_proj")
 FLOATS = ("BF16", "F16", "F32", "F64")
 POINTER, MOST_OF_A_POINTER = b"version https://git-lfs", 1024
 
@@ -63,8 +66,8 @@ def read_model(
     """
     packed = is_packed(config, where)
     quantised = getattr(config, "quantization_config", None) is not None
-    dtypes = set() if blank else _stored_dtypes(_files(source, where), where, quantised)
-    direct = cast == "rounded" or (cast == "exact" and dtypes == {"BF16"})
+    dtypes = set() if blank else _stored_dtypes(_files(source, where), where, quantised=quantised, packed=packed)
+    direct = not packed and (cast == "rounded" or (cast == "exact" and dtypes == {"BF16"}))
     direct = direct and isinstance(kind, type) and isinstance(config, getattr(kind, "config_class", None) or ())
     options: dict[str, Any] = {"device_map": "meta"} if blank else {"device_map": {"": str(device)}} if packed else {}
     if not direct:
@@ -84,7 +87,7 @@ def read_model(
         raise UserError(f"{where}: {name} has the shape {list(stored)}, but its config.json says {list(expected)}")
     if packed:
         _forget_quantiser(model)
-    rounded = " and ".join(sorted(dtypes - {"BF16"})) if cast == "rounded" else ""
+    rounded = " and ".join(sorted(dtypes & {"F16", "F32", "F64"})) if cast == "rounded" else ""
     notices = [f"{where}: its weights in {rounded} are rounded to bfloat16"] if rounded else []
     notices += _left_out(info["unexpected_keys"], model, where)
     return Stored(model, set(info["missing_keys"]), notices)
@@ -129,9 +132,10 @@ def is_packed(config: Any, where: str) -> bool:
     )
 
 
-def _stored_dtypes(files: Iterable[Path], where: str, quantised: bool) -> set[str]:
-    """The dtypes of the matrices in safetensors files, as these name them."""
-    dtypes = set()
+def _stored_dtypes(files: Iterable[Path], where: str, *, quantised: bool, packed: bool) -> set[str]:
+    """The dtypes of the matrices in safetensors files, as these name them. `quantised`: the model's config says how,
+    and `packed` that it is in 4 bits."""
+    dtypes, states, found = set(), 0, False
     for file in files:
         try:
             opened = safe_open(file, framework="pt")
@@ -143,15 +147,29 @@ def _stored_dtypes(files: Iterable[Path], where: str, quantised: bool) -> set[st
             for name in opened.keys():  # noqa: SIM118
                 tensor = opened.get_slice(name)
                 dtype, size = tensor.get_dtype(), len(tensor.get_shape())
-                small = (dtype in ("I8", "U8") and size > 1) or (dtype.startswith("F") and dtype not in FLOATS)
-                if small and not quantised:
+                found, states = True, states + (STATE in name)
+                if not quantised and not _can_be_read(name, dtype, size):
                     raise UserError(
                         f"{where} stores {name} as {dtype}, and its config.json does not say how it was quantised: use "
                         "the original in bfloat16, float16 or float32"
                     )
                 if size > 1:
                     dtypes.add(dtype)
+    if packed and found and not states:
+        raise UserError(
+            f"{where}: its config.json says that it is stored in 4 bits, and its files have plain weights: take "
+            "`quantization_config` out of its config.json, or download the files again"
+        )
     return dtypes
+
+
+def _can_be_read(name: str, dtype: str, dimensions: int) -> bool:
+    """Whether a tensor that is not quantised has a usable dtype. Buffers, as masks and positions, may have others."""
+    if dtype in FLOATS:
+        return True
+    matrix = dimensions > 1
+    weight = matrix and name.endswith(WEIGHT_NAMES)
+    return not (weight or dtype[0] in "FC" or (matrix and dtype in ("I8", "U8")))
 
 
 def stored_weights(name: str, config: Any, key: str = "model") -> StoredWeights:
@@ -163,7 +181,13 @@ def stored_weights(name: str, config: Any, key: str = "model") -> StoredWeights:
     files = [file for file in weight_files(name) if file.suffix == ".safetensors"]
     if not files:
         return StoredWeights(getattr(config, "dtype", None) in (None, torch.bfloat16), packed)
-    return StoredWeights(not _stored_dtypes(files, where, quantised=True) & {"F16", "F32", "F64"}, packed)
+    return StoredWeights(
+        not _stored_dtypes(files, where, quantised=True, packed=packed) & {"F16", "F32", "F64"}, packed
+    )
+
+
+PICKLE_KEYS = ("model", "method.parent")
+"""Of models to which `model.allow_pickle` applies."""
 
 
 def check_weight_files(name: str, key: str = "model", *, allow_pickle: bool) -> str | None:
@@ -171,16 +195,18 @@ def check_weight_files(name: str, key: str = "model", *, allow_pickle: bool) -> 
     Files of the hub that are missing here are downloaded when the model is loaded."""
     if name in BUNDLED_MODELS or not Path(source := model_source(name, key)).is_dir():
         return None
-    where = f"{key}: '{name}'"
-    quantised = getattr(local_config(name), "quantization_config", None) is not None
-    if _stored_dtypes(_files(source, where), where, quantised):
+    check_config_file(name, key)
+    where, config = f"{key}: '{name}'", local_config(name)
+    packed = config is not None and is_packed(config, where)
+    quantised = getattr(config, "quantization_config", None) is not None
+    if _stored_dtypes(_files(source, where), where, quantised=quantised, packed=packed):
         return None
     if not weight_files(name):
         return f"{where} has a config and no weights: it can be checked and planned for, and not trained"
     if not allow_pickle:
         raise UserError(
-            f"{where} has its weights in pickle files alone, which can execute code: convert them to safetensors, or "
-            "set model.allow_pickle=true"
+            f"{where} has its weights in pickle files alone, which can execute code: convert them to safetensors"
+            f"{', or set model.allow_pickle=true' if key in PICKLE_KEYS else ''}"
         )
     return None
 
@@ -199,8 +225,9 @@ def check_shapes(name: str, key: str = "model") -> list[str]:
             stored = read_model(auto_class(config), kind, model_source(name, key), config, where, blank=True)
     except UserError:
         raise
-    except Exception:  # not every model can be built on the meta device: loading it will tell
-        return []
+    except Exception as error:  # not every model can be built on the meta device: loading it will tell
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return [f"{where}: its shapes are not compared with its config.json before it is loaded: {why}"]
     check_complete(stored.missing, where)
     return stored.notices
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-from vigneron.config import Config, GameConfig
+from vigneron.config import Config
 from vigneron.config.kl import needs_reference_head
-from vigneron.config.rewards import asks_reference, embeds_here, judges_here
+from vigneron.config.local_models import local_judges, local_players
+from vigneron.config.rewards import asks_reference, embeds_here
 from vigneron.core.moments import BLOCK, device_state_bytes, is_8bit, state_bytes
 from vigneron.policy.lora import Lora
 from vigneron.policy.model_names import local_config
@@ -187,14 +188,11 @@ class HeldParts:
         reward, scale = self.config.reward, self.config.scale
         scorers: list[Any] = [part for part in reward.parts if getattr(part, "model", None)]
         names = [("reward model", part.model, "reward.model", True) for part in scorers]
-        if judges_here(reward) and scale.judging is None:
-            judges = (getattr(reward, "judge", None), getattr(reward, "held_out_judge", None))
-            local = {judge.model for judge in judges if judge is not None and judge.kind == "local"}
-            names += [("local judge", name, "reward.judge.model", False) for name in sorted(local)]
-        if isinstance(self.config.environment, GameConfig):
-            players = self.config.environment.players.items()
-            own = [(one.model, f"environment.players.{role}.model") for role, one in players if one.kind == "local"]
-            names += [("frozen player", name, key, False) for name, key in own]
+        if scale.judging is None:
+            judges = {name: key for key, name in reversed(local_judges(reward).items())}
+            names += [("local judge", name, key, False) for name, key in judges.items()]
+        players = local_players(self.config.environment)
+        names += [("frozen player", name, key, False) for key, name in players.items()]
         for what, name, key, scorer in names:
             yield Part(what, self._frozen(name, key, scorer=scorer) or 0)
         if (parent := self.config.method.parent_model) is not None:

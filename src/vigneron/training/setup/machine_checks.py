@@ -1,17 +1,19 @@
 """What a run needs of this machine, by `train` before anything is loaded and by `validate`: a GPU that is large enough,
 libraries, a sampler that can run, files of weights that are all there."""
 
+from collections import deque
 from collections.abc import Iterator
 
 from vigneron.config import Config
+from vigneron.config.local_models import local_judges, local_players
 from vigneron.errors import UserError
 from vigneron.policy.compiling import can_compile
 from vigneron.policy.device import is_emulated, resolve_device
 from vigneron.policy.load import check_packed
 from vigneron.policy.model_names import local_config
 from vigneron.policy.parent import check_parent_name
-from vigneron.policy.quantised import check_library
-from vigneron.policy.stored import check_weight_files, is_packed
+from vigneron.policy.quantised import check_library, check_packed_library
+from vigneron.policy.stored import PICKLE_KEYS, check_weight_files, is_packed
 from vigneron.remote.setup import NO_4BIT, check_scale
 from vigneron.training.memory_fit import check_gpu
 
@@ -42,11 +44,37 @@ def machine_notices(config: Config) -> Iterator[str]:
 def check_stored(config: Config) -> None:
     """Raise for a quantised checkpoint that cannot be trained as the config says, or not at all."""
     model = config.model
-    known = local_config(model.name)
-    if known is not None and is_packed(known, f"model: '{model.name}'"):
+    if _is_packed(model.name, "model"):
         check_packed(model.name, model.weights, frozen=model.lora is not None, shared=config.scale.shard > 1)
         if config.scale.sampling.kind == "vllm":
             raise UserError(NO_4BIT)
+    for key, name in frozen_models(config).items():
+        _is_packed(name, key)
+
+
+def _is_packed(name: str, key: str) -> bool:
+    known = local_config(name)
+    return known is not None and is_packed(known, f"{key}: '{name}'")
+
+
+def frozen_models(config: Config) -> dict[str, str]:
+    """Names of the language models that this process loads beside the one it trains, by their config keys."""
+    models = {} if config.scale.judging is not None else local_judges(config.reward)
+    models |= local_players(config.environment)
+    if config.method.parent_model is not None:
+        models["method.parent"] = config.method.parent_model
+    if config.parent is not None and config.parent.kind == "local":
+        models["parent.model"] = config.parent.model
+    return models
+
+
+def check_files(config: Config) -> Iterator[str]:
+    """Check the files of weights by their headers; notes of folders without weights."""
+    model = config.model
+    for key, name in {"model": model.name, **frozen_models(config)}.items():
+        note = check_weight_files(name, key, allow_pickle=model.allow_pickle and key in PICKLE_KEYS)
+        if note is not None:
+            yield note
 
 
 def check_machine(config: Config) -> None:
@@ -54,10 +82,13 @@ def check_machine(config: Config) -> None:
     model = config.model
     check_scale(config)
     check_gpu(config)
-    if model.weights == "4bit":
-        check_library(resolve_device(model.device))
-    check_weight_files(model.name, allow_pickle=model.allow_pickle)
+    device = resolve_device(model.device)
+    if config.method.parent_model is not None:
+        check_parent_name(config.method.parent_model)
     check_stored(config)
-    if (parent := config.method.parent_model) is not None:
-        check_parent_name(parent)
-        check_weight_files(parent, "method.parent", allow_pickle=model.allow_pickle)
+    deque(check_files(config), maxlen=0)
+    if model.weights == "4bit":
+        check_library(device)
+    for key, name in {"model": model.name, **frozen_models(config)}.items():
+        if _is_packed(name, key):
+            check_packed_library(device, f"{key}: '{name}'")
