@@ -98,7 +98,7 @@ def check_config_file(name: str, key: str = "model") -> None:
 
     if name in BUNDLED_MODELS or not (folder := Path(model_source(name, key))).is_dir():
         return
-    where, config = f"{key}: '{name}': its config.json", _json_of(folder / "config.json")
+    where, config = f"{key}: cannot load '{name}': its config.json", _json_of(folder / "config.json")
     quantised = config.get("quantization_config")
     if quantised is not None and not isinstance(quantised, dict):
         raise UserError(f"{where} has the quantization_config {quantised!r}: expected a mapping, or nothing")
@@ -107,7 +107,7 @@ def check_config_file(name: str, key: str = "model") -> None:
             AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # external files can be broken in any way
         if "auto_map" not in config:
-            raise UserError(f"{where} cannot be used: {first_line(error)}") from error
+            raise UserError(f"{where}: {first_line(error)}") from error
 
 
 def _json_of(file: Path) -> dict[str, Any]:
