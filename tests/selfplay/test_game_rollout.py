@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.games import game_config, played, policy_of
+from support.games import ROWS, game_config, game_rollout, played, policy_of
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing
 from support.talking import talking_folder
 from vigneron import api
@@ -152,17 +152,30 @@ class Opening(Broken):
 
 
 def test_an_opening_that_does_not_fit_takes_its_episode_out() -> None:
+    """One that fails so early has no sample; the run stops when too many of it have failed."""
+    rollout = game_rollout(**{"class": f"{__name__}:Opening"})
+    batch = rollout(ROWS, step=1)
+    assert batch.samples.columns["topic"] == ("one",) * 3
+    assert batch.samples.extras["environment_error"] == (None,) * 3
+    assert batch.signals.metrics["turns/failed"] == 0.5
     with pytest.raises(UserError) as error:
-        played(**{"class": f"{__name__}:Opening"})
-    assert "3 of 6 episodes had no turn of the policy: it opened 'ann' with 50" in str(error.value)
+        rollout(ROWS, step=2)
+    assert "6 of 12 episodes so far failed before the policy's first turn, above the limit of 5%" in str(error.value)
+    assert "it opened 'ann' with 50" in str(error.value)
     assert "more than the model's context of " in str(error.value)
+
+
+def test_if_no_episode_gets_to_the_policy_the_run_stops_at_once() -> None:
+    rows = [{"prompt": "y", "topic": "two words"}]
+    with pytest.raises(UserError, match="failed for all 3 episodes of a step: it opened 'ann' with 50"):
+        game_rollout(**{"class": f"{__name__}:Opening"})(rows, step=1)
 
 
 def test_a_game_that_hangs_when_it_is_made_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Opening, "release", threading.Event())
-    with pytest.raises(UserError) as error:
-        played(**{"class": f"{__name__}:Opening", "timeout_s": 1})
-    assert "3 of 6 episodes had no turn of the policy: it took longer than 1 s when it was made" in str(error.value)
+    batch = played(**{"class": f"{__name__}:Opening", "timeout_s": 1})
+    assert batch.samples.columns["topic"] == ("one",) * 3
+    assert batch.signals.metrics["turns/failed"] == 0.5
     assert Opening.release is not None
     Opening.release.set()
 

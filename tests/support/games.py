@@ -15,7 +15,7 @@ from vigneron.policy.load import make_policy
 from vigneron.policy.model import Policy
 from vigneron.rollout.build import RolloutParts
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.selfplay.rollout import build
+from vigneron.selfplay.rollout import Games, build
 
 ROWS = [{"prompt": "x", "topic": "one"}, {"prompt": "y", "topic": "two words"}]
 
@@ -29,10 +29,14 @@ def policy_of() -> Policy:
     return make_policy(model, tokenizer, device=torch.device("cpu"))
 
 
-def played(policy: Policy | None = None, **given: Any) -> Batch:
+def game_rollout(policy: Policy | None = None, **given: Any) -> Games:
     policy = policy or policy_of()
     default = OnPolicy(policy, Sampling(), 8, group_size=3, seed=5, stop=tuple(LETTERS))
-    return build(RolloutParts(None, policy, default), game_options(**given))(ROWS, step=2)  # type: ignore[arg-type]
+    return build(RolloutParts(None, policy, default), game_options(**given))  # type: ignore[arg-type]
+
+
+def played(policy: Policy | None = None, **given: Any) -> Batch:
+    return game_rollout(policy, **given)(ROWS, step=2)
 
 
 def game_config(folder: Path, place: Path, **changes: Any) -> Any:

@@ -4,7 +4,7 @@ All episodes go on together, round by round. Samples of one role and row are a g
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,17 @@ ROLE = "role"
 """The column with the role of a sample."""
 OPENING = "opening"
 """The extra with the messages that a role read before its first turn: the prompt of its sample."""
+LIMIT_FLOOR = 100
+"""`missing_limit` applies to at least this many episodes."""
+
+
+@dataclass
+class EpisodeCounts:
+    """Episodes so far, and those that failed before the policy's first turn. A resumed run counts anew: the counts only
+    say when to stop."""
+
+    seen: int = 0
+    unplayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,9 @@ class Games:
     roles: tuple[str, ...]
     players: Mapping[str, Any]
     missing_limit: float = 0.05
-    """The largest share of episodes that failed before the policy's first turn."""
+    """The largest share of all episodes so far (counting at least a hundred) that failed before the policy's first
+    turn: they have no sample, so no missing reward either."""
+    counts: EpisodeCounts = field(default_factory=EpisodeCounts)
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         size = self.on_policy.group_size
@@ -62,15 +75,10 @@ class Games:
         ]
         seats = [seat for seat in order if seat.transcript.spans]
         played = {seat.episode for seat in seats}
-        broken = {
+        unplayed = {
             s.episode: s.transcript.error for s in order if s.transcript.error is not None and s.episode not in played
         }
-        if not seats or len(broken) > self.missing_limit * len(episodes.rows):
-            why = f": it {next(iter(broken.values()))}" if broken else ""
-            count = len(episodes.rows)
-            raise UserError(
-                f"{episodes.name}: {count - len(played)} of {count} episodes had no turn of the policy{why}"
-            )
+        self._count(unplayed, len(episodes.rows), none_played=not seats)
         device, width = policy.device, max(len(seat.completion_ids) for seat in seats)
         ids = torch.full((len(seats), width), policy.pad_id)
         behaviour = torch.zeros(len(seats), width)
@@ -106,6 +114,19 @@ class Games:
                 metrics[f"roles/{role}/reward"] = sum(earned) / len(earned)
         signals = Signals(excluded_B=truncated_B if self.on_policy.mask_truncated else None, metrics=metrics)
         return Batch(samples, signals, policy.packing())
+
+    def _count(self, unplayed: Mapping[int, str | None], of: int, *, none_played: bool) -> None:
+        counts, name = self.counts, f"environment '{self.options.class_}'"
+        counts.seen += of
+        counts.unplayed += len(unplayed)
+        why = f": it {next(iter(unplayed.values()))}" if unplayed else ""
+        if none_played:
+            raise UserError(f"{name}: none of {of} episodes had a turn of the policy{why}")
+        if counts.unplayed > self.missing_limit * max(counts.seen, LIMIT_FLOOR):
+            raise UserError(
+                f"{name}: {counts.unplayed} of {counts.seen} episodes so far failed before the policy's first turn, "
+                f"above the limit of {self.missing_limit:.0%} (reward.missing_limit){why}"
+            )
 
 
 class Episodes:
