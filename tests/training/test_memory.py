@@ -76,7 +76,9 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     run.close()
 
 
-def test_the_advice_names_what_would_save_memory_and_is_not_set(tmp_path: Path, tiny_folder: Path) -> None:
+def test_the_advice_names_what_would_save_memory_and_is_not_set(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def advice(error: str = "out of memory", **changes: Any) -> str:
         config = tiny_config(tiny_folder, write_data(tmp_path), **changes)
         with pytest.raises(UserError) as raised, explained_memory(config):
@@ -90,6 +92,9 @@ def test_the_advice_names_what_would_save_memory_and_is_not_set(tmp_path: Path, 
         "method.kl.estimator=k3 or optimizer.kind=adamw_8bit or model.weights=bfloat16 or model.lora={}"
     )
     assert "cache_gb" not in plain
+    monkeypatch.setattr("vigneron.training.out_of_memory.free_host_memory", lambda: 1000)
+    assert "offload" not in advice(model={"name": name, "device": "cuda:0"})  # this machine cannot hold it
+    monkeypatch.undo()
     small = {"kind": "adamw_8bit", "offload": True}
     narrow = {"name": name, "device": "cuda:0", "weights": "bfloat16", "offload_reference": True}
     estimated = advice(model=narrow, optimizer=small, method={"name": "grpo", "kl": {"estimator": "k3"}})

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from support.memory_plans import config_of, weightless_llama
+from vigneron.commands.memory_lines import fitting_lines
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.policy.model_size import ModelSize, Weight
-from vigneron.training.memory_fit import CHANGES, USABLE, Change, Fitting, changed, check_limit
+from vigneron.training.memory_fit import CHANGES, USABLE, Change, Fitting, changed, check_host_limit, check_limit
 from vigneron.training.memory_plan import RunMemory
 from vigneron.values import GB
 
@@ -142,6 +143,31 @@ class TestFitting:
     def test_changes_that_the_config_refuses_are_not_offered(self, large: RunMemory, model: Path) -> None:
         found = Fitting(large, config_of(model, model={"chat": "minted"})).fit(8)
         assert found is None or "model.lora={}" not in map(str, found.changes)
+
+    def test_nothing_is_offloaded_to_a_host_that_cannot_hold_it(self, large: RunMemory, model: Path) -> None:
+        config = config_of(model)
+        found = Fitting(large, config, host_bytes=4 * GB).fit(24)  # the reference has 4, the moments 16
+        assert found is not None
+        assert "optimizer.offload=true" not in map(str, found.changes)
+        assert found.plan.host_bytes <= 4 * GB
+
+    def test_a_host_that_cannot_hold_what_is_offloaded_is_told(self, large: RunMemory, model: Path) -> None:
+        config = config_of(model, model={"offload_reference": True}, optimizer={"offload": True})
+        check_host_limit(config, large, 20 * GB)
+        with pytest.raises(UserError) as error:
+            check_host_limit(config, large, 19.9 * GB)
+        line = str(error.value)
+        assert line.startswith(
+            "optimizer.offload and model.offload_reference: 20.0 GB of pinned host memory are needed"
+        )
+        assert "and 19.9 GB are free" in line
+        assert "\n" not in line
+        check_host_limit(config_of(model), large, 0)
+
+    def test_lines_of_suggestions_say_what_the_host_must_hold(self, large: RunMemory, model: Path) -> None:
+        line = next(line for line in fitting_lines(large, config_of(model)) if line.startswith("to fit 24 GB"))
+        assert "optimizer.offload=true" in line
+        assert line.endswith(", and 20.0 GB of pinned host memory)")
 
 
 def test_a_gpu_that_is_too_small_is_told_before_loading(model: Path) -> None:

@@ -44,10 +44,10 @@ def memory_lines(config: Config, data: Data) -> Iterator[str]:
         yield f"  does not fit: {plan.least_bytes / GB:.2f} GB are needed, {size:.4g} are there: see below"
     if plan.host_bytes:
         yield f"host memory, pinned, of what is offloaded: {plan.host_bytes / GB:.2f} GB"
-    yield from _fitting_lines(memory, config)
+    yield from fitting_lines(memory, config)
 
 
-def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
+def fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
     search = Fitting(memory, config)
     own = config.model.memory_gb
     sizes = sorted({*GPU_SIZES, *([] if own is None else [own])})
@@ -69,7 +69,8 @@ def _fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
 
 
 def _takes(plan: Plan) -> str:
-    return f"{plan.least_bytes / GB:.1f} GB with {_passes(plan)}"
+    host = f", and {plan.host_bytes / GB:.1f} GB of pinned host memory" if plan.host_bytes else ""
+    return f"{plan.least_bytes / GB:.1f} GB with {_passes(plan)}{host}"
 
 
 def _passes(plan: Plan) -> str:

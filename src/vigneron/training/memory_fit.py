@@ -1,9 +1,11 @@
 """Which changes to a run's config make it fit into a GPU."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import chain, combinations, groupby
+from math import inf
 from typing import Any, NamedTuple
 
 from vigneron.config import Config
@@ -13,9 +15,10 @@ from vigneron.config.rewards import asks_reference
 from vigneron.errors import UserError
 from vigneron.policy.device import resolve_device
 from vigneron.recipe import check_config
+from vigneron.training.host_memory import free_host_memory
 from vigneron.training.memory_parts import Plan
 from vigneron.training.memory_plan import RunMemory, gpu_gigabytes
-from vigneron.values import GB
+from vigneron.values import GB, memory_text
 
 GPU_SIZES = (8, 16, 24, 48, 80)
 """Of common GPUs, in GB, as they are sold."""
@@ -68,10 +71,11 @@ class Fit(NamedTuple):
 
 
 class Fitting:
-    """The search over sets of changes, the cheapest first. Plans are kept for the next size."""
+    """The search over sets of changes, the cheapest first. Plans are kept for the next size. `host_bytes`: what may be
+    offloaded."""
 
-    def __init__(self, memory: RunMemory, config: Config) -> None:
-        self.memory, self.config = memory, config
+    def __init__(self, memory: RunMemory, config: Config, host_bytes: float = inf) -> None:
+        self.memory, self.config, self.host_bytes = memory, config, host_bytes
         self._plans: dict[tuple[tuple[Change, ...], float], Plan] = {}
         self._fixed: dict[tuple[Change, ...], int] = {}
 
@@ -95,7 +99,8 @@ class Fitting:
         for changes in sets:
             if self._fixed_bytes(changes) <= usable * GB:
                 plan = self._plan(changes, usable)
-                if plan.least_bytes <= usable * GB and self._valid(changes):
+                held = plan.host_bytes <= self.host_bytes
+                if held and plan.least_bytes <= usable * GB and self._valid(changes):
                     yield Fit(changes, plan)
 
     def has_room(self, plan: Plan) -> bool:
@@ -172,6 +177,34 @@ def _with(section: Any, path: Sequence[str], value: Any) -> Any:
     return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
 
 
+def check_host(config: Config) -> None:
+    """Raise if this machine's memory cannot hold what is offloaded to it. Each process has its own."""
+    if resolve_device(config.model.device).type == "cuda" and (memory := RunMemory.of(config)) is not None:
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        check_host_limit(config, memory, free_host_memory() / processes)
+
+
+def check_host_limit(config: Config, memory: RunMemory, free: float) -> None:
+    if (needed := memory.host_bytes(config)) <= free:
+        return
+    given = {"optimizer.offload": config.optimizer.offload, "model.offload_reference": config.model.offload_reference}
+    keys = " and ".join(key for key, offloads in given.items() if offloads)
+    raise UserError(
+        f"{keys}: {memory_text(needed)} of pinned host memory are needed in each process, and {memory_text(free)} are "
+        "free: leave out what is too large, set optimizer.kind=adamw_8bit (its moments are a quarter as large), or "
+        "choose a machine with more memory"
+    )
+
+
+def more_host_bytes(config: Config, key: str) -> int:
+    """Further host memory with this option of offloading turned on."""
+    memory = RunMemory.of(config)
+    if memory is None:
+        return 0
+    change = Change(key, "true", True)
+    return memory.host_bytes(changed(config, [change])) - memory.host_bytes(config)
+
+
 def check_gpu(config: Config) -> None:
     """Raise if the GPU, or `model.memory_gb`, is too small for the weights, gradients and moments alone."""
     device = resolve_device(config.model.device)
@@ -186,7 +219,7 @@ def check_limit(config: Config, gigabytes: float, what: str) -> None:
     memory = RunMemory.of(config)
     if memory is None or (fixed := memory.fixed(config)).fixed_bytes <= gigabytes * GB:
         return
-    fit = Fitting(memory, config).fit(gigabytes)
+    fit = Fitting(memory, config, free_host_memory()).fit(gigabytes)
     advice = "choose a smaller model" if fit is None else f"set {' '.join(map(str, fit.changes))}"
     largest = sorted((part for part in fixed.parts if part.fixed), key=lambda part: -part.bytes)[:3]
     parts = ", ".join(f"{part.name} {part.bytes / GB:.1f}" for part in largest)

@@ -97,6 +97,10 @@ class RunMemory:
         """The parts that need no pass: a lower bound, in a second."""
         return Plan((*_Counting(self, config, 0).fixed_parts(),))
 
+    def host_bytes(self, config: Config) -> int:
+        """Pinned host memory of what is offloaded."""
+        return _Counting(self, config, 0).held.host_bytes
+
     def size(self, lora: Lora | None, scorer: bool) -> ModelSize:
         key = lora, scorer
         if key not in self._sizes:

@@ -10,8 +10,11 @@ from vigneron.config import Config
 from vigneron.config.kl import needs_reference_head
 from vigneron.config.rewards import asks_reference
 from vigneron.errors import UserError
+from vigneron.training.host_memory import free_host_memory
+from vigneron.training.memory_fit import more_host_bytes
 from vigneron.training.method_copies import TRUST_REGION_VECTORS
 
+REFERENCE, MOMENTS = "model.offload_reference", "optimizer.offload"
 CACHE = "sampler's cache"
 """In the message of the error where the cache of sampling does not fit."""
 
@@ -50,10 +53,17 @@ def _advice(config: Config, error: BaseException) -> str:
     on_gpu = model.device.startswith("cuda") or (model.device == "auto" and torch.cuda.is_available())
     can_be_4bit = model.lora is not None and config.scale.shard == 1 and config.scale.sampling.kind != "vllm"
     has_reference = method.uses_reference or asks_reference(config.reward)
+
+    def offloads(key: str) -> bool:
+        return on_gpu and more_host_bytes(config, key) <= free_host_memory()
+
     switches = {
         "model.activation_checkpointing=true": model.activation_checkpointing is not True,
-        "model.offload_reference=true": copied and has_reference and not model.offload_reference and on_gpu,
-        "optimizer.offload=true": by_gradient and not optimizer.offload and on_gpu,
+        "model.offload_reference=true": copied
+        and has_reference
+        and not model.offload_reference
+        and offloads(REFERENCE),
+        "optimizer.offload=true": by_gradient and not optimizer.offload and offloads(MOMENTS),
         "method.kl.estimator=k3": needs_reference_head(method),
         "optimizer.kind=adamw_8bit": by_gradient and optimizer.kind != "adamw_8bit",
         "model.weights=bfloat16": by_gradient and model.weights != "bfloat16" and model.dtype != "float32",

@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from vigneron.distributed import ranks
 from vigneron.policy.model import Policy
+from vigneron.training.host_memory import free_host_memory
 
 # Share of the free host memory that the copy may take. If it needs more, training waits while the state is written.
 MAX_MEMORY_SHARE = 0.5
@@ -74,30 +74,6 @@ def _copy(tensor: Tensor, copies: dict[Any, Tensor]) -> Tensor:
     if key not in copies or not tensor.numel():
         copies[key] = tensor.to("cpu", copy=True).contiguous()
     return copies[key]
-
-
-def free_host_memory() -> float:
-    """Bytes that can be allocated without swapping, in this machine and container; infinite if unknown."""
-    return min(_free_of_machine(), _free_of_container(Path("/sys/fs/cgroup")))
-
-
-def _free_of_machine() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float("inf")
-
-
-def _free_of_container(group: Path) -> float:
-    """What the cgroup may still allocate. Cached files count as free: the kernel reclaims them first."""
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return float(limit - used + int(stat["inactive_file"]))
-    except (OSError, ValueError, KeyError):
-        return float("inf")
 
 
 def rng_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

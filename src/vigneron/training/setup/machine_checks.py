@@ -15,7 +15,7 @@ from vigneron.policy.parent import check_parent_name
 from vigneron.policy.quantised import check_library, check_packed_library
 from vigneron.policy.stored import PICKLE_KEYS, check_weight_files, is_packed
 from vigneron.remote.setup import NO_4BIT, check_scale
-from vigneron.training.memory_fit import check_gpu
+from vigneron.training.memory_fit import check_gpu, check_host
 
 
 def check_compile(config: Config) -> None:
@@ -82,6 +82,7 @@ def check_machine(config: Config) -> None:
     model = config.model
     check_scale(config)
     check_gpu(config)
+    check_host(config)
     device = resolve_device(model.device)
     if config.method.parent_model is not None:
         check_parent_name(config.method.parent_model)
