@@ -62,6 +62,9 @@ class LocalPlayerConfig(Strict):
     kind: Literal["local"]
     model: str
     """Hub id, folder, bundled name, or the folder of a run (its newest checkpoint)."""
+    adapter: str | None = None
+    """Folder of an adapter of this model. Of a run with `model.lora`, whose folder is given as `model`, both are filled
+    in: its newest adapter and its base model."""
 
 
 class EndpointPlayerConfig(Strict):

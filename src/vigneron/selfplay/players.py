@@ -14,9 +14,9 @@ from vigneron.distributed import ranks
 from vigneron.environments.calls import Call, CallFailed, Calls
 from vigneron.errors import UserError
 from vigneron.policy.chat import stop_at_turn_end
-from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.sample import sample, sample_on_all_ranks
+from vigneron.selfplay.frozen_model import load_frozen
 from vigneron.selfplay.seat import Seat
 from vigneron.sources.client import ChatReply, Client, base_url
 
@@ -98,7 +98,7 @@ class LocalPlayer:
 
     def __call__(self, how: HowToSample, seats: Sequence[Seat], turn: int, names: Sequence[int]) -> None:
         if self._policy is None:
-            self._policy = load_policy(self._config.model, device=self._device, trained=False)
+            self._policy = load_frozen(self._config.model, self._config.adapter, self._device)
         policy = self._policy
         with torch.no_grad():
             conversations = [_read(seat) for seat in seats]

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from vigneron.config import Config, GameConfig, LocalJudgeConfig, RewardConfig, is_api_embedder
+from vigneron.config import Config, GameConfig, LocalJudgeConfig, LocalPlayerConfig, RewardConfig, is_api_embedder
 from vigneron.errors import UserError, nearest
-from vigneron.files import user_path
+from vigneron.files import parse_json, read_regular, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS
 from vigneron.policy.compiling import can_compile
 from vigneron.policy.device import resolve_compute_dtype, resolve_device
@@ -77,8 +77,20 @@ def _game(game: GameConfig) -> GameConfig:
         if player.kind == "endpoint":
             players[role] = player.model_copy(update={"url": base_url(player.url, f"{key}.url")})
         else:
-            players[role] = player.model_copy(update={"model": newest_weights(player.model, f"{key}.model")})
+            players[role] = player.model_copy(update=_model_and_adapter(player, f"{key}.model"))
     return game.model_copy(update={"players": players})
+
+
+def _model_and_adapter(player: LocalPlayerConfig, key: str) -> dict[str, str | None]:
+    """The weights of a frozen player; of an adapter alone, its base model with it."""
+    weights = newest_weights(player.model, key)
+    settings = user_path(weights) / "adapter_config.json"
+    if not settings.is_file():
+        return {"model": weights, "adapter": player.adapter and absolute(player.adapter)}
+    base = parse_json(read_regular(settings)).get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"{key}: '{weights}' is an adapter that names no base model: give that, and it as `adapter`")
+    return {"model": absolute(str(base)), "adapter": weights}
 
 
 def _reward(reward: RewardConfig, key: str) -> RewardConfig:
