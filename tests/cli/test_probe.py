@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForCausalLM
 
 from support.command_line import vigneron, write_recipe
 from support.tiny_models import byte_tokenizer
@@ -15,7 +17,7 @@ from vigneron.commands.probe import mixed_share, probe_lines, suggestions
 from vigneron.config import Config
 from vigneron.policy.token_boundaries import answer_lengths
 from vigneron.recipe import check_config
-from vigneron.training.probe import Probe
+from vigneron.training.probe import Probe, Sampled
 
 PLAIN = Probe(
     prompts=32,
@@ -25,6 +27,7 @@ PLAIN = Probe(
     checked=256,
     hits_by_prompt=(2,) * 32,
     reward=0.25,
+    missed=0.0,
     spread=0.4,
     flat=0.1,
     cut=0.0,
@@ -144,11 +147,32 @@ def test_what_is_suggested_can_be_pasted(hits: int, reward: Any) -> None:
     assert keys(config_of(**{"reward": reward, **pasted})) == []
 
 
+def test_the_rubrics_prompts_should_lead_to_hits_that_the_bare_question_does_not() -> None:
+    """64 of 256 are right with the prompts: 0.20 to 0.31 (Wilson)."""
+    grape = config_of({"kind": "rubric", "file": "coding"}, method={"name": "grape"})
+    helped = Sampled(hits=64, checked=256, reward=0.5)
+    assert helped.interval == pytest.approx((0.2009, 0.3064), abs=1e-3)
+    bare = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32, flat=1.0, prompted=helped)
+    assert "grpo" not in said(bare, grape)
+    assert "contrastive" not in said(bare, grape), "GRAPE needs a rubric"
+    line = said(replace(bare, hits=40), grape)  # 0.12 to 0.21 overlaps
+    assert line.startswith("`method: {name: grpo}`: p0 is 0.156 for the bare question and 0.250 with the rubric's")
+    assert "`method: {name: grpo}` as well" in said(replace(bare, hits=24), grape), "0.064 of 32 samples is 2 hits"
+    assert "grpo" not in said(replace(bare, hits=4), grape), "0.006 of 32"
+    assert "grpo" not in said(replace(bare, hits=40, prompted=None), grape)
+    assert "grpo" not in said(replace(bare, prompted=replace(helped, checked=0)), grape)
+
+
 def test_which_curriculum() -> None:
     """A quarter of the prompts always right, the rest never: equally hard ones would be so in 10 %."""
     split = replace(PLAIN, hits_by_prompt=(8,) * 8 + (0,) * 24)
     assert "by: success" in said(split, config_of())
     assert "by: success" not in said(split, config_of(curriculum={"by": "success"}))
+
+
+def table_of(out: str) -> dict[str, list[str]]:
+    lines = [line.strip().split("  ", 1) for line in out.splitlines() if line.startswith("  ")]
+    return {line[0]: line[1].split() for line in lines if len(line) == 2}
 
 
 def test_a_model_that_answers_xy(tmp_path: Path, obliging_folder: Path) -> None:
@@ -167,18 +191,76 @@ def test_a_model_that_answers_xy(tmp_path: Path, obliging_folder: Path) -> None:
     )
     answer = vigneron("validate", recipe, "--probe", "--samples", 16)
     assert answer.code == 0, answer.err
-    lines = [line.strip().split("  ", 1) for line in answer.out.splitlines() if line.startswith("  ")]
-    table = {line[0]: line[1].split() for line in lines if len(line) == 2}
+    table = table_of(answer.out)
     assert "probe: 16 samples of the untrained model (4 prompts × 4)" in answer.out
     assert table["p0, share of hits"][0] == "1.000"
     assert table["hits in a step of 8"] == ["8.000"]
     assert table["mean reward"] == ["1.000"]
     assert table["spread of rewards in a group"][:1] == ["0.000"]
     assert table["cut by max_new_tokens"] == ["0%"]
+    assert "reward of samples without a hit" not in table, "of a check it is 0"
     assert table["echoes of the input"] == ["0%"]
     assert table["reward of an empty answer"] == ["0.000"]
     assert table["reward of the echoed input"] == ["0.000"]
     assert table["reward of the reference answer"] == ["1.000"]
+
+
+def test_what_samples_without_a_hit_earn(tmp_path: Path, obliging_folder: Path) -> None:
+    """`xy` is not `xy z`, and has one of its two words: F1 = 2 · 1 · ½ / 1½."""
+    (tmp_path / "xy.jsonl").write_text('{"prompt": "say it", "answer": "xy z"}\n')
+    changes: dict[str, Any] = {"data": {"train": str(tmp_path / "xy.jsonl")}, "sampling": {"temperature": 0.05}}
+    recipe = write_recipe(tmp_path, obliging_folder, reward={"kind": "token_f1"}, max_new_tokens=4, **changes)
+    answer = vigneron("validate", recipe, "--probe", "--samples", 8)
+    assert answer.code == 0, answer.err
+    table = table_of(answer.out)
+    assert table["p0, share of hits"][0] == "0.000"
+    assert table["reward of samples without a hit"] == ["0.667"]
+
+
+HELP = "Write the letter y, and write it again and again, and nothing but it."
+
+
+@pytest.fixture
+def helped_folder(tmp_path: Path, obliging_folder: Path) -> Path:
+    """The model that answers `xy`, but from position 40 on, as after a long prompt, `yyyy`."""
+    model = AutoModelForCausalLM.from_pretrained(obliging_folder)
+    with torch.no_grad():
+        model.transformer.wpe.weight[40:, 5] = 10.0
+        model.lm_head.weight[byte_tokenizer()("y")["input_ids"][0], 5] = 1.0
+    folder = tmp_path / "helped"
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("generate", [HELP, None])
+def test_grape_is_sampled_with_the_rubrics_prompts_too(
+    tmp_path: Path, helped_folder: Path, generate: str | None
+) -> None:
+    """`yyyy` is right: never for the bare question, always after the rubric's prompt."""
+    item = {"name": "right", "description": "It is.", "flow": "string_check", "reference": "{{ row.answer }}"}
+    category = {"items": [item], **({} if generate is None else {"generate": generate})}
+    (tmp_path / "rubric.yaml").write_text(yaml.safe_dump({"category_column": None, "categories": {"all": category}}))
+    (tmp_path / "y.jsonl").write_text('{"prompt": "say it", "answer": "yyyy"}\n')
+    recipe = write_recipe(
+        tmp_path,
+        helped_folder,
+        method={"name": "grape"},
+        reward={"kind": "rubric", "file": str(tmp_path / "rubric.yaml")},
+        data={"train": str(tmp_path / "y.jsonl")},
+        group_size=4,
+        max_new_tokens=4,
+        sampling={"temperature": 0.05},
+    )
+    answer = vigneron("validate", recipe, "--probe", "--samples", 64)
+    assert answer.code == 0, answer.err
+    table = table_of(answer.out)
+    assert table["p0, share of hits"][0] == "0.000"
+    assert table["mean reward"] == ["0.000"]
+    assert ("and as many with the rubric's prompts" in answer.out) is (generate is not None)
+    with_prompt = {key: value[0] for key, value in table.items() if "with the prompt" in key}
+    wanted = {"p0 with the prompt": "1.000", "mean reward with the prompt": "1.000"}
+    assert with_prompt == ({} if generate is None else wanted)
 
 
 def test_an_answer_is_as_long_as_a_completion_that_gives_it() -> None:
@@ -228,6 +310,9 @@ def test_an_api_is_asked_only_for_a_number_of_samples(tmp_path: Path, obliging_f
         answer = vigneron("validate", recipe, "--probe")
         assert answer.code != 0
         assert f"--probe sends requests to {who}, which may cost money" in answer.err
+        assert "as many again" not in answer.err
+    recipe = write_recipe(tmp_path, obliging_folder, reward=judged, method={"name": "grape"}, group_size=4)
+    assert "(256 is usual), and as many again with the rubric's prompts" in vigneron("validate", recipe, "--probe").err
 
 
 @pytest.mark.slow

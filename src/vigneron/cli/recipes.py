@@ -62,9 +62,10 @@ def validate(
         from vigneron.config.endpoints import endpoints_of_samples
 
         if asked := [*endpoints_of_samples(config)]:
+            twice = ", and as many again with the rubric's prompts" if config.method.needs_rubric else ""
             raise UserError(
                 f"--probe sends requests to {' and '.join(asked)}, which may cost money: say with --samples how many "
-                "samples it may take (256 is usual)"
+                f"samples it may take (256 is usual){twice}"
             )
     from vigneron.commands.validate_data import validate_data
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from vigneron.config import Config
 from vigneron.config.rewards import ProbabilityRewardConfig, SemanticRewardConfig
-from vigneron.training.probe import Probe
+from vigneron.training.probe import Probe, Sampled
 
 ENOUGH_HITS = 1.0
 """Hits in a step, below which most steps teach a check nothing. That a dense reward then learns faster is a conjecture:
@@ -38,13 +38,18 @@ ONE_SIDED = 0.5
 def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     """A table of what was found, and one line per suggestion."""
     per_step = config.prompts_per_step * config.group_size
-    low, high = found.interval
     of = f"{found.prompts} prompts × {found.samples / found.prompts:g}"
-    yield f"probe: {found.samples} samples of the untrained model ({of})"
+    helped = found.prompted
+    more = "" if helped is None else ", and as many with the rubric's prompts"
+    yield f"probe: {found.samples} samples of the untrained model ({of}){more}"
+    dense = {"reward of samples without a hit": _number(found.missed)} if _may_be_dense(config) else {}
     rows = {
-        "p0, share of hits": f"{_number(found.p0)}   95 %: {low:.3f} to {high:.3f}" if found.checked else "no check",
+        "p0, share of hits": _hits(found),
+        **({} if helped is None else {"p0 with the prompt": _hits(helped)}),
         f"hits in a step of {per_step}": _number(found.p0 * per_step),
         "mean reward": _number(found.reward),
+        **({} if helped is None else {"mean reward with the prompt": _number(helped.reward)}),
+        **dense,
         "spread of rewards in a group": _number(found.spread)
         + ("" if math.isnan(found.flat) else f"   all equal in {found.flat:.0%} of groups"),
         "cut by max_new_tokens": _percent(found.cut),
@@ -61,11 +66,21 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
         yield "  change the recipe, or try a key here first, as in: --probe 'sampling.stop=[\"\\n\"]' group_size=8"
 
 
+def _hits(found: Sampled) -> str:
+    low, high = found.interval
+    return f"{_number(found.p0)}   95 %: {low:.3f} to {high:.3f}" if found.checked else "no check"
+
+
+def _may_be_dense(config: Config) -> bool:
+    return {part.kind for part in config.reward.parts} != {"binary"}
+
+
 def suggestions(found: Probe, config: Config) -> Iterator[str]:
     """Which reward, group size, length, stop text and curriculum. A reward that only measures may be what it is."""
     if config.method.learns_from_reward:
         rewards = [*_reward(found, config)]
         yield from rewards
+        yield from _prompts(found, config)
         yield from _flat(found, config)
         if not any("contrastive" in line for line in rewards):
             yield from _echo(found, config)
@@ -81,7 +96,7 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
     per_step = config.prompts_per_step * config.group_size
     low, high = (bound * per_step for bound in found.interval)
     kinds = {part.kind for part in config.reward.parts}
-    if not found.checked or config.environment is not None:
+    if not found.checked or config.environment is not None or config.method.needs_rubric:
         return
     if kinds & DENSE:
         if low >= ENOUGH_HITS and "binary" not in kinds:
@@ -103,6 +118,21 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
         yield f"{_annealed(found, config)}: {_near(low, high)}"
 
 
+def _prompts(found: Probe, config: Config) -> Iterator[str]:
+    """GRAPE trains on what the rubric's prompts lead to: they should lead to hits that the bare question does not."""
+    helped, hits = found.prompted, found.interval[0] * config.prompts_per_step * config.group_size
+    if helped is None or not helped.checked or not found.checked:
+        return
+    both = f"p0 is {found.p0:.3f} for the bare question and {helped.p0:.3f} with the rubric's prompts"
+    if helped.interval[0] <= found.interval[1]:
+        yield f"`method: {{name: grpo}}`: {both}, so sampling with them does not clearly lead to more hits"
+    elif hits >= ENOUGH_HITS:
+        yield (
+            f"`method: {{name: grpo}}` as well: {both}, but even its lower bound gives {hits:.1f} hits in a step "
+            "without them, and where the bare question had hits, GRPO did better than GRAPE (docs/results/grape.md)"
+        )
+
+
 def _near(low: float, high: float) -> str:
     return f"between {low:.2f} and {high:.1f} hits in a step, and with fewer than 1 most steps teach a check nothing"
 
@@ -121,7 +151,7 @@ def _contrastive(found: Probe, config: Config) -> str:
 
 def _flat(found: Probe, config: Config) -> Iterator[str]:
     """A dense reward that tells no samples apart."""
-    if not found.flat > FLAT or {part.kind for part in config.reward.parts} == {"binary"}:
+    if not found.flat > FLAT or not _may_be_dense(config):
         return
     equal = f"in {found.flat:.0%} of the groups all rewards are equal, and train nothing"
     if any(isinstance(part, ProbabilityRewardConfig) and part.debias for part in config.reward.parts):

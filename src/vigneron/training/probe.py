@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,8 +22,14 @@ from vigneron.rewards.apply import SEEN, ApplyReward, RewardFunction
 from vigneron.rewards.build import attach_models, build_reward
 from vigneron.rewards.checkers import build_run_check, load_checker
 from vigneron.rewards.combined import CombinedReward, ignore
+from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rewards.user_reward import RewardFailed, checked_rewards, named_errors, started
-from vigneron.rollout.build import build_rollout
+from vigneron.rollout.build import Rollout, build_rollout
+from vigneron.rollout.grape import GrapeRollout, Mix
+from vigneron.rollout.grape_memory import Memory
+from vigneron.rollout.on_policy import OnPolicy
+from vigneron.rubric.prompts import generation_prompt
+from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
@@ -37,20 +43,37 @@ ECHO = 0.9
 """A text with this share of its words from the input is an echo."""
 
 
-@dataclass(frozen=True)
-class Probe:
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What samples earn: hits and the mean reward."""
+
+    hits: int
+    checked: int
+    """Samples that the checker could judge."""
+    reward: float
+
+    @property
+    def p0(self) -> float:
+        return self.hits / self.checked if self.checked else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's, 95 %. The samples of a prompt are not independent, so the true one is wider."""
+        return wilson(self.hits, self.checked)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Sampled):
     """What the samples show. Shares are of all samples unless it says otherwise; NaN where nothing was measured."""
 
     prompts: int
     groups: int
     """As many as prompts, or more: few prompts are sampled again."""
     group_size: int
-    hits: int
-    checked: int
-    """Samples that the checker could judge."""
     hits_by_prompt: tuple[int, ...]
     """Of groups all of whose samples were judged."""
-    reward: float
+    missed: float
+    """The mean reward of the samples that are no hits."""
     spread: float
     """The mean over prompts of the standard deviation of a prompt's rewards."""
     flat: float
@@ -70,19 +93,12 @@ class Probe:
     pays_echo: float
     pays_answer: float
     """Mean rewards of an empty text, of the input and of the reference answer in place of completions."""
+    prompted: Sampled | None = None
+    """Of GRAPE: as many samples drawn with the rubric's `generate` prompts; None if it has none."""
 
     @property
     def samples(self) -> int:
         return self.groups * self.group_size
-
-    @property
-    def p0(self) -> float:
-        return self.hits / self.checked if self.checked else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Wilson's, 95 %. The samples of a prompt are not independent, so the true one is wider."""
-        return wilson(self.hits, self.checked)
 
 
 def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None] = lambda text: None) -> Probe:
@@ -112,15 +128,50 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
             policy = policy_from_config(config)
         attach_models(function, policy)
         rollout = build_rollout(config.model_copy(update={"group_size": group_size}), policy)
-        with phase("sample"):
-            batch = rollout(rows)
-        batch = build_run_check(config, checker_name(config))(reward(batch, whole_step=False))
+        check = build_run_check(config, checker_name(config))
+
+        def sampled(by: Rollout) -> Batch:
+            with phase("sample"):
+                batch = by(rows)
+            return check(reward(batch, whole_step=False))
+
+        batch, helped = sampled(rollout), _with_generation_prompts(config, function, rollout)
+        prompted = None if helped is None else _earned(sampled(helped))
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
-    return measured(policy, batch, rows, prompts, group_size, paid)
+    return replace(measured(policy, batch, rows, prompts, group_size, paid), prompted=prompted)
+
+
+def _with_generation_prompts(config: Config, function: RewardFunction, rollout: Rollout) -> Rollout | None:
+    """GRAPE's rollout of fresh answers alone; None of another method, or where the rubric has no `generate` prompt."""
+    if not (config.method.needs_rubric and isinstance(function, RubricReward) and isinstance(rollout, OnPolicy)):
+        return None
+    rubric = function.live_rubric.rubric
+    if all(category.generate is None for category in rubric.categories.values()):
+        return None
+
+    def prompt(row: Row) -> Any:
+        return generation_prompt(rubric.categories[category_of(rubric, row, 0, "the data")], row["prompt"])
+
+    return GrapeRollout(rollout, Mix(fresh=1.0), Memory(), prompt, lambda row, earlier: prompt(row))
 
 
 def _spread(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def _earned(batch: Batch) -> Sampled:
+    correct = batch.signals.correct or ()
+    return Sampled(
+        hits=sum(verdict is True for verdict in correct),
+        checked=sum(verdict is not None for verdict in correct),
+        reward=float(batch.signals.rewards_B.cpu().double().nanmean()),
+    )
+
+
+def _missed(batch: Batch) -> float:
+    correct = batch.signals.correct or (None,) * len(batch)
+    pairs = zip(batch.signals.rewards_B.tolist(), correct, strict=True)
+    return _mean([reward for reward, verdict in pairs if verdict is False and reward == reward])
 
 
 def measured(
@@ -130,7 +181,7 @@ def measured(
     rewards_PG = rewards_B.view(-1, group_size)
     known_P = [row[~row.isnan()] for row in rewards_PG]
     spreads = [float(row.std(correction=0)) for row in known_P if len(row) > 1]
-    correct = list(batch.signals.correct or ())
+    correct, earned = list(batch.signals.correct or ()), _earned(batch)
     by_prompt = [correct[at : at + group_size] for at in range(0, len(correct), group_size)]
     texts = [completion_text(text) for text in batch.samples.extras.get(SEEN, batch.samples.completions)]
     cut = batch.samples.truncated_B.tolist()
@@ -148,10 +199,11 @@ def measured(
         prompts=prompts,
         groups=len(rows),
         group_size=group_size,
-        hits=sum(verdict is True for verdict in correct),
-        checked=sum(verdict is not None for verdict in correct),
+        hits=earned.hits,
+        checked=earned.checked,
+        reward=earned.reward,
+        missed=_missed(batch),
         hits_by_prompt=tuple(sum(map(bool, group)) for group in by_prompt if None not in group),
-        reward=float(rewards_B.nanmean()),
         spread=_mean(spreads),
         flat=float(share_without_variance(rewards_B, group_B)),
         cut=_mean(cut),
