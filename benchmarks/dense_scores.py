@@ -5,7 +5,7 @@ import random
 from collections.abc import Sequence
 from functools import cache
 
-from benchmarks.pieces import Job
+from benchmarks.study_jobs import Job
 from benchmarks.study_store import Result, all_results, evaluations, mean
 from vigneron.config import Config
 from vigneron.core.intervals import wilson

@@ -1,10 +1,10 @@
 """The study of docs/results/dense-study.md: when does a dense reward pay?
 
-python -m benchmarks.dense_study plan RUNS                            what can be begun, and the time of all
-python -m benchmarks.dense_study work RUNS [--resume] [--budget S]    train what is left, in pieces; start it two or
-                                                                      three times for one GPU
+python -m benchmarks.dense_study all RUNS --figure FILE.svg           workers, archive, tables and figure: everything
+python -m benchmarks.dense_study plan RUNS [--done FILE.tar.xz]       the jobs and the minutes that are left
+python -m benchmarks.dense_study work RUNS [--resume] [--budget S]    train what is left, in pieces; several at once
+python -m benchmarks.dense_study pack RUNS FILE.tar.xz                the logs' archive; `--done FILE.tar.xz` reads it
 python -m benchmarks.dense_study show RUNS --figure FILE.svg          tables and figure; RUNS: a folder or an archive
-python -m benchmarks.dense_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
 
 **Opposites.** k opposites at once, k = 1, 2, 4, at 16 (4 × 4) and 100 (10 × 10) samples a step: six cells. p₀ is the
 share of 20,000 samples of the untrained model on training prompts that the checker accepts. Arms differ in the reward
@@ -35,7 +35,7 @@ seeds and held-out rows, 95 %. A run's score is `area`, the mean held-out accura
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,8 +50,9 @@ from benchmarks.dense_scores import (
     measure_p0,
     retrieval,
 )
-from benchmarks.pieces import Job, Plan, Study, available, parse, run_study
-from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, middle, smallest
+from benchmarks.pieces import Study, parse, run_study
+from benchmarks.study_jobs import Job, Plan, available, is_done
+from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, middle, smallest, tuning_table
 from benchmarks.study_store import Result, read_result
 
 TUNED_LEVEL = 2
@@ -159,14 +160,15 @@ def p0_job(setting: Setting, task: str) -> Job:
     return Job(f"p0-{task}", "binary-antonyms", changes, labels, 30.0, instead=measure_p0)
 
 
-def preference_job(setting: Setting) -> Job:
-    """The preference model; when it is trained, it scores the answers of all runs of the open task."""
+def preference_job(setting: Setting, stops: Mapping[str, tuple[float, int]]) -> Job:
+    """The preference model; when it is trained, it scores the answers of all runs of the open task. `stops`: the rate
+    and the number of steps of each arm; if one is chosen anew, all answers are scored again."""
     changes = (
         "recipe=preference",
         "method={name: preference_model}",
         *setting.run_changes(setting.preference_steps, 0),
     )
-    labels = {"part": "preference"}
+    labels = {"part": "preference", "stops": {arm: list(stop) for arm, stop in stops.items()}}
     job = Job("preference", "reward-instructions", changes, labels, 45.0, row_score=None, finish=finish_preference)
     return replace(job, keeps_weights=True)
 
@@ -196,19 +198,19 @@ def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened:
                     for level, number in own
                     if number == samples
                 ]
-    main: list[Job] = []
+    stops: dict[str, tuple[float, int]] = {}
     for arm in opened:
         rates = () if arm == "binary" else setting.sft_rates if arm == "sft" else setting.rates
         tuning = [open_job(setting, arm, rate, setting.open_steps, TUNING_SEED, tuned=False) for rate in rates]
         jobs += tuning
         found = chosen_stop([read_result(runs, job.name) for job in tuning])
         point = (setting.middle, setting.open_steps) if arm == "binary" else found
-        more |= point is None
-        main += [] if point is None else [open_job(setting, arm, *point, seed, tuned=True) for seed in setting.seeds]
+        stops |= {} if point is None else {arm: point}
+    main = [open_job(setting, arm, *stop, seed, tuned=True) for arm, stop in stops.items() for seed in setting.seeds]
     jobs += main
-    trained = len(main) == len(opened) * len(setting.seeds) and all(read_result(runs, job.name) for job in main)
+    trained = len(stops) == len(opened) and all(is_done(job, runs) for job in main)
     if opened and trained:
-        jobs.append(preference_job(setting))
+        jobs.append(preference_job(setting, stops))
     return Plan(jobs, more or bool(opened and not trained))
 
 
@@ -222,7 +224,8 @@ def crossing_cell(runs: Path) -> tuple[int, int] | None:
 
 
 def show(results: Sequence[Result], figure: Path | None) -> None:
-    print(show_p0(results), show_opposites(results), show_open(results), sep="\n\n")
+    tuning = tuning_table(results, "opposites", lambda one: f"{one['arm']}, {one['samples']} samples")
+    print(show_p0(results), tuning, show_opposites(results), show_open(results), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 
@@ -237,17 +240,16 @@ def study(setting: Setting) -> Study:
     open_arms = [arm for arm in OPEN if f"open {arm}" in can]
 
     def total() -> float:
+        crossed = (TUNED_LEVEL, max(SHAPES))
         tuning = [
             opposites_job(setting, arm, TUNED_LEVEL, n, r, 0, tuned=False)
             for arm in arms
             for n in SHAPES
             for r in setting.rates
         ]
-        tuning += [
-            opposites_job(setting, arm, TUNED_LEVEL, 100, r, 0, tuned=False) for arm in crossing for r in setting.rates
-        ]
+        tuning += [opposites_job(setting, arm, *crossed, r, 0, tuned=False) for arm in crossing for r in setting.rates]
         cells = [(arm, level, n) for arm in arms for level in LEVELS for n in SHAPES]
-        cells += [(arm, TUNED_LEVEL, 100) for arm in crossing]
+        cells += [(arm, *crossed) for arm in crossing]
         main_jobs = [opposites_job(setting, *cell, setting.middle, 0, tuned=True) for cell in cells]
         rates = {"binary": 0, "sft": len(setting.sft_rates)}
         opening = [open_job(setting, arm, setting.middle, setting.open_steps, 0, tuned=True) for arm in open_arms]
@@ -256,7 +258,7 @@ def study(setting: Setting) -> Study:
             + len(setting.seeds) * sum(job.seconds for job in [*main_jobs, *opening])
             + sum(rates.get(arm, len(setting.rates)) * job.seconds for arm, job in zip(open_arms, opening, strict=True))
             + 4 * 30.0
-            + preference_job(setting).seconds
+            + preference_job(setting, {}).seconds
         )
 
     return Study(lambda runs: plan(setting, arms, crossing, open_arms, runs), refused, total)

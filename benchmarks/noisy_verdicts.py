@@ -65,6 +65,10 @@ CONFIDENCES: dict[str, dict[str, float]] = {
 a calibrated judge states it. above chance: what is left of it, 1 − 2ε. shuffled: that of the next judge."""
 
 
+def rubric_file(arm: str, folder: Path) -> Path:
+    return folder / f"{arm.replace(' ', '-')}.yaml"
+
+
 def write_rubric(arm: str, folder: Path) -> Path:
     """A rubric with one category whose items are the judges, weighted by their confidences."""
     items = [
@@ -78,6 +82,6 @@ def write_rubric(arm: str, folder: Path) -> Path:
         for judge, weight in CONFIDENCES[arm].items()
     ]
     rubric: Mapping[str, Any] = {"version": "1", "category_column": None, "categories": {"right": {"items": items}}}
-    file = folder / f"{arm.replace(' ', '-')}.yaml"
+    file = rubric_file(arm, folder)
     write_once(file, yaml.safe_dump(rubric, sort_keys=False))
     return file

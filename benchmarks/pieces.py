@@ -1,237 +1,15 @@
-"""Studies in pieces: jobs that several processes share, each trained once, with a limit of time.
-
-A job is a run's folder; it is done when it has a `result.json` with its labels (`study_store.py`). When the time is
-over, the run of that moment is saved after its step, and the next piece resumes it there; a run that was killed begins
-again.
-"""
+"""Studies in pieces: the command line. Jobs are in `study_jobs.py`, what is kept of them in `study_store.py`."""
 
 import argparse
-import fcntl
-import gc
-import json
-import os
-import shutil
-import signal
+import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.study_store import (
-    Result,
-    Scoring,
-    all_results,
-    keep_rows,
-    mean,
-    pack,
-    row_values,
-    scores_of,
-    unpack,
-    write_result,
-)
-from vigneron.config import Config
-from vigneron.errors import UserError
-from vigneron.recipe import load_config
-from vigneron.run_store.archive import RESULT, unpacked
-from vigneron.run_store.folder import RunFolder
-
-# A job that is not begun with less time than this: a model must be loaded and warmed up.
-SHORTEST_S = 20.0
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: its folder's name, a recipe, the changes to it, and labels that its result repeats."""
-
-    name: str
-    recipe: str
-    changes: tuple[str, ...]
-    labels: Mapping[str, Any]
-    seconds: float
-    """What it is planned to take on an H200, with another process beside it."""
-    row_score: str | None = "correct"
-    """The score of its held-out rows: `correct`, `reward` or one of `others`. None: it has none."""
-    others: Mapping[str, Scoring] = field(default_factory=dict)
-    """Scores of rows that are added to those of the run."""
-    role: str | None = None
-    """Of a game: the role whose samples are its held-out rows."""
-    finish: Callable[["Job", RunFolder], Result] | None = None
-    """What else is measured of the trained run."""
-    instead: Callable[["Job", RunFolder, Config], Result] | None = None
-    """What is done in place of training."""
-    keeps_weights: bool = False
-    """Whether `finish` needs the trained model."""
-    prepare: Callable[[], None] | None = None
-    """Makes what its config names and is not there yet."""
-
-    def config(self) -> Config:
-        return load_config(self.recipe, list(self.changes))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Jobs that can be begun, in their order; `more` are known only when some of these are done."""
-
-    jobs: Sequence[Job]
-    more: bool = False
-
-
-class UntilView:
-    """Stops the run when the time is over: it finishes its step and saves it."""
-
-    def __init__(self, until: float) -> None:
-        self.until = until
-
-    def notice(self, text: str) -> None: ...
-
-    def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
-        if time.monotonic() > self.until and run.step < run.config.steps:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextmanager
-def claimed(runs: Path, name: str) -> Iterator[bool]:
-    """Whether no other process has this job. The claim ends with the process."""
-    place = runs / ".claims"
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / name).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
-def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[[str], None] = print) -> int:
-    """Jobs until all are done or the time is over; returns the number of those that failed."""
-    until, failed = time.monotonic() + budget, set[str]()
-    runs.mkdir(parents=True, exist_ok=True)
-    while True:
-        planned = plan(runs)
-        left = [job for job in planned.jobs if not is_done(job, runs) and job.name not in failed]
-        if not left and (not planned.more or failed):
-            say(f"{len(failed)} failed: {', '.join(sorted(failed))}" if failed else "all jobs are done")
-            return len(failed)
-        if time.monotonic() + min(SHORTEST_S, budget / 2) > until:
-            say(f"the time is over: {len(left)} jobs are left{' and more will follow' if planned.more else ''}")
-            return len(failed)
-        for job in left:
-            with claimed(runs, job.name) as free:
-                if not free or is_done(job, runs):
-                    continue
-                began = time.monotonic()
-                try:
-                    done = do(job, runs, until)
-                except Exception as error:  # the other jobs go on, and the exit status reports it
-                    if not isinstance(error, UserError):
-                        traceback.print_exc()
-                    say(f"failed  {job.name}: {error}")
-                    failed.add(job.name)
-                else:
-                    took = time.monotonic() - began
-                    say(f"{'done  ' if done else 'cut   '}  {job.name}: {took:.0f} s ({job.seconds:.0f} planned)")
-                _free_memory()
-                break
-        else:
-            time.sleep(0.5)  # others have all that is left
-
-
-def is_done(job: Job, runs: Path) -> bool:
-    """Whether it has a result with its own labels, such as the learning rate, which may be chosen anew."""
-    file = runs / job.name / RESULT
-    return file.is_file() and job.labels.items() <= json.loads(file.read_text(encoding="utf-8")).items()
-
-
-def do(job: Job, runs: Path, until: float) -> bool:
-    """Whether it is done, or was cut."""
-    if (runs / job.name / RESULT).is_file():  # of other labels
-        shutil.rmtree(runs / job.name)
-    if job.prepare is not None:
-        job.prepare()
-    if job.instead is not None:
-        config = job.config()
-        shutil.rmtree(runs / job.name, ignore_errors=True)
-        folder = RunFolder.create(runs, job.name, exact_name=True)
-        folder.write_config(config)
-        result = job.instead(job, folder, config)
-    else:
-        if not train(job, runs, until):
-            return False
-        result = measured(job, RunFolder.open(runs / job.name))
-    write_result(runs, job.name, {"job": job.name, **job.labels, **result})
-    (runs / job.name / "samples.sqlite").unlink(missing_ok=True)
-    shutil.rmtree(runs / job.name / "checkpoints", ignore_errors=True)
-    return True
-
-
-def measured(job: Job, folder: RunFolder) -> Result:
-    """Keep the scores of the rows; their mean at each evaluation, and over all after the first step; and the rest."""
-    result: Result = {}
-    if job.row_score is not None:
-        keep_rows(folder.path, job.others, job.role)
-        values = row_values(folder.path, job.row_score)
-        curve = {step: mean(values[step]) for step in values}
-        result = {"row_score": job.row_score, "curve": curve, "area": mean(scores_of(values)["area"])}
-    return result if job.finish is None else {**result, **job.finish(job, folder)}
-
-
-def train(job: Job, runs: Path, until: float) -> bool:
-    """Start or resume the run. The checkpoint of its last step, more than a gigabyte, is written only where needed."""
-    from vigneron.methods import build_method
-    from vigneron.training import loop
-    from vigneron.training.setup.resume import resume_run
-    from vigneron.training.setup.start import start_run
-    from vigneron.training.signals import Stopped
-
-    view, path = UntilView(until), runs / job.name
-    if is_trained(path):
-        return True
-    if any((path / "checkpoints").glob("step-*")):
-        run = resume_run(RunFolder.open(path), build_method, view=view)
-    else:
-        shutil.rmtree(path, ignore_errors=True)  # of a process that was killed
-        run = start_run(job.config(), runs, build_method, name=job.name, view=view)
-    save, keeps = run.save, job.keeps_weights
-    run.save = lambda metrics=None: save(metrics) if keeps or run.step < run.config.steps else None  # type: ignore[method-assign]
-    try:
-        loop.train(run, view)
-    except Stopped:
-        return False
-    finally:
-        run.close()
-    return True
-
-
-def is_trained(path: Path) -> bool:
-    """Whether a run's last step is logged, so that only its scores are missing."""
-    if not all((path / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
-        return False
-    folder = RunFolder.open(path)
-    return bool(records := folder.metrics()) and records[-1]["step"] == folder.config().steps
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def available(jobs: Mapping[str, Job]) -> tuple[list[str], dict[str, str]]:
-    """Arms whose config this version accepts; and for the others, why it does not."""
-    refused = {}
-    for arm, job in jobs.items():
-        try:
-            job.config()
-        except UserError as error:
-            refused[arm] = " ".join(str(error).split())
-    return [arm for arm in jobs if arm not in refused], refused
+from benchmarks.study_jobs import Job, Plan, is_done, work
+from benchmarks.study_store import Result, all_results, finished_jobs, is_worked_in, pack, unpack, working
+from vigneron.run_store.archive import unpacked
 
 
 def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse.Namespace:
@@ -240,22 +18,28 @@ def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse
         prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    planned = verbs.add_parser("plan", help="print the jobs that can be begun, and the time planned for all")
+    whole = verbs.add_parser("all", help="train all with several workers, write RUNS.tar.xz, and show the results")
+    plan = verbs.add_parser("plan", help="print the jobs that can be begun, and the minutes that are left")
     worker = verbs.add_parser("work", help="train what is left; several processes can share a folder and a GPU")
-    for one in (planned, worker):
+    for one in (whole, plan, worker):
         one.add_argument("runs", type=Path)
         one.add_argument("--smoke", action="store_true", help="a tiny setting: 2 steps, 1 seed, 1 learning rate")
         one.add_argument("--model", default="smollm2-135m")
-    worker.add_argument("--resume", action="store_true", help="go on in a folder that has jobs")
-    worker.add_argument("--done", type=Path, metavar="ARCHIVE", help="jobs that another machine has done")
+        one.add_argument("--done", type=Path, metavar="ARCHIVE", help="jobs that another machine has done")
+    for one in (whole, worker):
+        one.add_argument("--resume", action="store_true", help="go on in a folder that has jobs")
+    whole.add_argument("--workers", type=int, metavar="N", help="processes that share the GPU")
     worker.add_argument("--budget", type=float, default=540.0, metavar="SECONDS")
     shown = verbs.add_parser("show", help="tables with paired intervals, and the figure")
     shown.add_argument("runs", type=Path, help="a folder, or an archive")
-    shown.add_argument("--figure", type=Path)
+    for one in (whole, shown):
+        one.add_argument("--figure", type=Path)
     packed = verbs.add_parser("pack", help="write the archive of logs")
     packed.add_argument("runs", type=Path)
     packed.add_argument("file", type=Path, help="NAME.tar.xz")
-    return parser.parse_args(given)
+    asked = parser.parse_args(given)
+    asked.study = name
+    return asked
 
 
 @dataclass(frozen=True)
@@ -268,10 +52,12 @@ class Study:
     processes: int = 2
 
 
-def run_study(
-    given: argparse.Namespace, show: Callable[[list[Result], Path | None], None], study: Callable[[], Study]
-) -> int:
-    """The four verbs. `show` prints the tables of finished jobs, and draws the figure."""
+Show = Callable[[list[Result], Path | None], None]
+"""Prints the tables of finished jobs, and draws the figure."""
+
+
+def run_study(given: argparse.Namespace, show: Show, study: Callable[[], Study]) -> int:
+    """The verbs of a study."""
     if given.verb == "show":
         with unpacked(given.runs) as folder:
             show(all_results(folder), given.figure)
@@ -283,15 +69,67 @@ def run_study(
     for arm, why in own.refused.items():
         print(f"left out: the arm '{arm}', which this version cannot run: {why}", flush=True)
     if given.verb == "plan":
-        for job in own.plan(given.runs).jobs:
-            print(f"{job.name}: {job.seconds:.0f} s")
-        minutes = own.total() / 60
-        print(f"all jobs: {minutes:.0f} minutes of one process, {minutes / own.processes:.0f} of {own.processes}")
+        with finished_jobs(given.done, given.runs) as folder:
+            show_plan(own, folder)
         return 0
-    if given.runs.is_dir() and any(given.runs.iterdir()) and not given.resume:
+    if has_jobs(given.runs) and not given.resume and not is_worked_in(given.runs):
         print(f"'{given.runs}' has jobs: give --resume to go on, or another folder", file=sys.stderr)
         return 2
-    given.runs.mkdir(parents=True, exist_ok=True)
-    if given.done is not None:
-        print(f"{unpack(given.done, given.runs)} jobs are taken over from {given.done}", flush=True)
-    return int(work(own.plan, given.runs, given.budget, say=lambda text: print(text, flush=True)) > 0)
+    with working(given.runs):
+        if given.done is not None:
+            print(f"{unpack(given.done, given.runs)} jobs are taken over from {given.done}", flush=True)
+        if given.verb == "all":
+            return work_whole(given, own, show)
+        return int(work(own.plan, given.runs, given.budget, say=lambda text: print(text, flush=True)) > 0)
+
+
+def has_jobs(runs: Path) -> bool:
+    return runs.is_dir() and any(not path.name.startswith(".") for path in runs.iterdir())
+
+
+def planned(study: Study, folder: Path) -> tuple[Plan, list[Job]]:
+    """The plan, and its jobs that are not done."""
+    plan = study.plan(folder)
+    return plan, [job for job in plan.jobs if not is_done(job, folder)]
+
+
+def show_plan(study: Study, folder: Path) -> None:
+    """What is left; what can be planned only when other jobs are done is what is missing of the total."""
+    plan, left, total = *planned(study, folder), study.total()
+    known = sum(job.seconds for job in left)
+    later = max(0.0, total - sum(job.seconds for job in plan.jobs)) if plan.more else 0.0
+    for job in left:
+        print(f"{job.name}: {job.seconds:.0f} s")
+    print(f"{len(plan.jobs) - len(left)} jobs are done, {len(left)} can be begun: {known / 60:.0f} minutes")
+    if plan.more:
+        print(f"others become known when these are done: about {later / 60:.0f} minutes")
+    for what, seconds in (("left", known + later), ("as if nothing were done", total)):
+        minutes = seconds / 60
+        print(f"{what}: {minutes:.0f} minutes of one process, {minutes / study.processes:.0f} of {study.processes}")
+
+
+def worker_command(given: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", f"benchmarks.{given.study}", "work", str(given.runs), "--resume"]
+    return [*command, "--budget", "inf", "--model", given.model, *(["--smoke"] if given.smoke else [])]
+
+
+def work_whole(given: argparse.Namespace, study: Study, show: Show) -> int:
+    """Start workers, wait until nothing is left, then pack and show."""
+    workers = [subprocess.Popen(worker_command(given)) for _ in range(given.workers or study.processes)]
+    try:
+        for worker in workers:
+            worker.wait()
+    except KeyboardInterrupt:  # they have it too, and save their step
+        for worker in workers:
+            worker.wait()
+        return 130
+    plan, left = planned(study, given.runs)
+    if left or plan.more:
+        names = ", ".join(job.name for job in left[:3])
+        print(f"{len(left)} jobs are left, such as {names}: go on with --resume", file=sys.stderr)
+        return 1
+    archive = given.runs.with_name(f"{given.runs.name}.tar.xz")
+    pack(given.runs, archive)
+    print(f"the logs are in {archive}", flush=True)
+    show(all_results(given.runs), given.figure)
+    return 0

@@ -1,10 +1,12 @@
-"""Tables and figure of `rubric_study`: its decision rule, with paired intervals."""
+"""Tables and figure of `rubric_study`: its decision rule, with paired intervals. A verdict is given when no run that is
+missing could change it; until then, "not yet"."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.paired import Difference, paired_difference, table
+from benchmarks.study_settings import SEEDS, not_yet
 from benchmarks.study_store import Result, mean
 
 HIDDEN = ("codeword", "order", "units", "note")
@@ -14,6 +16,7 @@ GRADED = ("explanations",)
 KINDS = {"form hidden": HIDDEN, "form stated": STATED}
 BASELINES = ("grpo", "rejection")
 ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
+TRUE_CONFIDENCES = ("stated", "above chance")
 # Rules 1 and 2.
 BEATS_BY, LOSES_BY = 0.05, 0.02
 
@@ -56,13 +59,36 @@ def compare(values: Mapping[str, Values], arm: str, categories: Sequence[str]) -
     return {base: one for base, one in found.items() if one is not None}
 
 
+def common_seeds(values: Mapping[str, Values], *arms: str) -> int:
+    return len(set.intersection(*(set(values.get(arm, {})) for arm in arms)))
+
+
+def finished(values: Mapping[str, Values], arm: str, categories: Sequence[str]) -> dict[str, Difference]:
+    """The differences that have all seeds."""
+    found = compare(values, arm, categories)
+    return {base: one for base, one in found.items() if common_seeds(values, arm, base) == len(SEEDS)}
+
+
+def category_verdict(values: Mapping[str, Values], arm: str, category: str) -> str:
+    """Rule 1. One baseline is enough to lose."""
+    against = finished(values, arm, [category])
+    if loses(against):
+        return "loses"
+    if set(against) != set(BASELINES):
+        return not_yet(common_seeds(values, arm, *BASELINES))
+    return "worth it" if worth_it(against) else "no"
+
+
 def kind_verdict(values: Mapping[str, Values], arm: str, kind: str) -> str:
-    """Rule 2."""
+    """Rule 2. One baseline is enough for no."""
     (other,) = (categories for name, categories in KINDS.items() if name != kind)
-    if not worth_it(compare(values, arm, KINDS[kind])):
+    against = finished(values, arm, KINDS[kind])
+    if any(one.low < BEATS_BY for one in against.values()):
         return "no"
-    lost = [category for category in other if loses(compare(values, arm, [category]))]
-    return f"no: it loses in {', '.join(lost)}" if lost else "worth it"
+    lost = [category for category in other if category_verdict(values, arm, category) == "loses"]
+    if lost:
+        return f"no: it loses in {', '.join(lost)}"
+    return "worth it" if worth_it(against) else not_yet(common_seeds(values, arm, *BASELINES))
 
 
 def default_arm(means: Mapping[str, float], beside: Mapping[str, Difference | None]) -> str:
@@ -100,8 +126,7 @@ def show_categories(rows: Sequence[Result]) -> str:
         for name, categories in groups.items():
             for arm in grape:
                 against = compare(values, arm, categories)
-                by_category = "worth it" if worth_it(against) else "loses" if loses(against) else "no"
-                says = kind_verdict(values, arm, name) if title == "kind" else by_category
+                says = (kind_verdict if title == "kind" else category_verdict)(values, arm, name)
                 lines.append([name, arm, *(str(against.get(base, "–")) for base in BASELINES), says])
         parts.append(table(lines))
     if "grape-paper" in values:
@@ -111,16 +136,20 @@ def show_categories(rows: Sequence[Result]) -> str:
             means[arm] = mean([mean([v for s in values[arm].values() for v in s[c]]) for c in (*HIDDEN, *STATED)])
             beside[arm] = differ(values[arm], values["grape-paper"], (*HIDDEN, *STATED))
             lines.append([arm, f"{means[arm]:.3f}", str(beside[arm]) if arm != "grape-paper" else ""])
-        parts += [table(lines), f"The default, by rule 3: {default_arm(means, beside)}."]
+        seeds = common_seeds(values, *(arm for arm in ARMS if arm.startswith("grape")))
+        default = default_arm(means, beside) if seeds == len(SEEDS) else not_yet(seeds)
+        parts += [table(lines), f"The default, by rule 3: {default}."]
     return "\n\n".join(parts)
 
 
 def confidence_verdict(against: Mapping[str, Difference]) -> str:
-    """Rule 4, from the differences to `flat`."""
-    pays = any(against[arm].low > 0 for arm in ("stated", "above chance") if arm in against)
-    if not pays:
-        return "no difference"
-    return "spurious" if "shuffled" in against and against["shuffled"].low > 0 else "confidences pay"
+    """Rule 4, from the differences to `flat` that have all seeds."""
+    if any(against[arm].low > 0 for arm in TRUE_CONFIDENCES if arm in against):
+        if "shuffled" not in against:
+            return "not yet (shuffled)"
+        return "spurious" if against["shuffled"].low > 0 else "confidences pay"
+    missing = [arm for arm in TRUE_CONFIDENCES if arm not in against]
+    return f"not yet ({', '.join(missing)})" if missing else "no difference"
 
 
 def show_confidence(rows: Sequence[Result]) -> str:
@@ -131,12 +160,12 @@ def show_confidence(rows: Sequence[Result]) -> str:
     lines = [["confidences", "seeds", "held-out accuracy", "− flat"]]
     against: dict[str, Difference] = {}
     for arm, by_seed in found.items():
-        seeds = sorted(set(by_seed) & set(found.get("flat", {})))
-        if arm != "flat" and seeds:
-            beside = paired_difference([by_seed[s] for s in seeds], [found["flat"][s] for s in seeds])
-            against |= {arm: beside} if beside is not None else {}
+        seeds = sorted(set(by_seed) & set(found.get("flat", {}))) if arm != "flat" else []
+        beside = paired_difference([by_seed[s] for s in seeds], [found["flat"][s] for s in seeds]) if seeds else None
+        if beside is not None and len(seeds) == len(SEEDS):
+            against[arm] = beside
         accuracy = mean([mean(values) for values in by_seed.values()])
-        lines.append([arm, str(len(by_seed)), f"{accuracy:.3f}", str(against.get(arm, ""))])
+        lines.append([arm, str(len(by_seed)), f"{accuracy:.3f}", str(beside or "")])
     return f"{table(lines)}\n\nConfidence: {confidence_verdict(against)}."
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.pieces import Job
+from benchmarks.study_jobs import Job
 from benchmarks.study_store import Result, evaluations, mean, row_values, scores_of
 from vigneron.config import Config
 from vigneron.run_store.folder import RunFolder

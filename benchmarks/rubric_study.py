@@ -1,10 +1,10 @@
 """The study of docs/results/rubric-study.md: when do a rubric's prompts and revisions pay, and when its confidences?
 
-python -m benchmarks.rubric_study plan RUNS                            what can be begun, and the time of all
-python -m benchmarks.rubric_study work RUNS [--resume] [--budget S]    train what is left, in pieces; start it two or
-                                                                       three times for one GPU
+python -m benchmarks.rubric_study all RUNS --figure FILE.svg           workers, archive, tables and figure: everything
+python -m benchmarks.rubric_study plan RUNS [--done FILE.tar.xz]       the jobs and the minutes that are left
+python -m benchmarks.rubric_study work RUNS [--resume] [--budget S]    train what is left, in pieces; several at once
+python -m benchmarks.rubric_study pack RUNS FILE.tar.xz                the logs' archive; `--done FILE.tar.xz` reads it
 python -m benchmarks.rubric_study show RUNS --figure FILE.svg          tables and figure; RUNS: a folder or an archive
-python -m benchmarks.rubric_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
 
 **Prompts and revisions.** The task `forms` with the rubric `study-forms`, whose items are all of truth and checked by
 rules: four categories whose form only the rubric's prompts name (codeword, order, units, note), and four whose form the
@@ -36,15 +36,16 @@ rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three e
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.noisy_verdicts import CONFIDENCES, write_rubric
-from benchmarks.pieces import Job, Plan, Study, available, parse, run_study
+from benchmarks.noisy_verdicts import CONFIDENCES, rubric_file, write_rubric
+from benchmarks.pieces import Study, parse, run_study
 from benchmarks.rubric_results import draw, show_categories, show_confidence, show_success
 from benchmarks.rubric_scores import RUBRIC, finish_categories, measure_success
-from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest
+from benchmarks.study_jobs import Job, Plan, available
+from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest, tuning_table
 from benchmarks.study_store import Result, read_result, write_once
 from vigneron.config import GrapeConfig
 from vigneron.data.tasks import load_task
@@ -148,22 +149,24 @@ def category_job(setting: Setting, runs: Path, arm: str, rate: float, seed: int,
     )
     labels = {"part": "categories", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed}
     planned = setting.planned(arm, steps)
-    return Job(name, "grpo-study", changes, labels, planned, row_score="reward", finish=finish_categories)
+    job = Job(name, "grpo-study", changes, labels, planned, row_score="reward", finish=finish_categories)
+    return replace(job, prepare=lambda: write_data(runs))
 
 
 def confidence_job(setting: Setting, runs: Path, arm: str, rate: float, seed: int, *, tuned: bool) -> Job:
     steps = setting.confidence_steps if tuned else setting.confidence_tuning_steps
     slug = arm.replace(" ", "-")
     name = f"confidence-{slug}-seed-{seed}" if tuned else f"tune-confidence-{slug}-rate-{rate:g}"
-    file = write_rubric(arm, (runs / ".data").resolve())
+    folder = (runs / ".data").resolve()
     changes = (
         f"recipe=confidence-{slug}",
         f"data.held_out={'held_out' if tuned else 'tuning'}",
-        f"reward={json.dumps({'kind': 'rubric', 'file': str(file), 'weigh_by_confidence': False})}",
+        f"reward={json.dumps({'kind': 'rubric', 'file': str(rubric_file(arm, folder)), 'weigh_by_confidence': False})}",
         *setting.run_changes(steps, seed, rate),
     )
     labels = {"part": "confidence", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed}
-    return Job(name, "pgsrm-antonyms", changes, labels, setting.planned("confidence", steps))
+    job = Job(name, "pgsrm-antonyms", changes, labels, setting.planned("confidence", steps))
+    return replace(job, prepare=lambda: write_rubric(arm, folder))
 
 
 def success_job(setting: Setting, runs: Path, prompted: bool) -> Job:
@@ -179,11 +182,11 @@ def success_job(setting: Setting, runs: Path, prompted: bool) -> Job:
         "eval_every=0",
     )
     labels = {"part": "success", "prompted": prompted, "each": setting.samples_each}
-    return Job(name, "grpo-study", changes, labels, 20.0, instead=measure_success)
+    job = Job(name, "grpo-study", changes, labels, 20.0, instead=measure_success)
+    return replace(job, prepare=lambda: write_data(runs))
 
 
 def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs: Path) -> Plan:
-    write_data(runs)
     jobs, main, more = [success_job(setting, runs, prompted) for prompted in (False, True)], [], False
     for make, names, rates in (
         (category_job, arms, setting.rates),
@@ -203,7 +206,8 @@ def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs
 
 
 def show(results: Sequence[Result], figure: Path | None) -> None:
-    print(show_success(results), show_categories(results), show_confidence(results), sep="\n\n")
+    tuning = [tuning_table(results, part, lambda one: one["arm"]) for part in ("categories", "confidence")]
+    print(show_success(results), *tuning, show_categories(results), show_confidence(results), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 

@@ -1,12 +1,14 @@
 """What the studies in pieces (`dense_study`, `rubric_study`) share: model, seeds, evaluation, the choice of a rate, and
 the time that is planned."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.paired import table
 from benchmarks.study_store import Result
 
 TUNING_SEED = 100
+SEEDS = (0, 1, 2, 3)
 # Seconds on an H200 with a second process beside: what starting takes.
 START_S = 6.0
 
@@ -19,7 +21,7 @@ class StudySetting:
     tuning_steps: int
     eval_every: int
     rates: tuple[float, ...]
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    seeds: tuple[int, ...] = SEEDS
     model: str = "smollm2-135m"
 
     def run_changes(self, steps: int, seed: int, rate: float | None = None) -> tuple[str, ...]:
@@ -37,6 +39,15 @@ def smallest(model: str) -> dict[str, object]:
     return {"steps": 2, "tuning_steps": 2, "eval_every": 2, "seeds": (0,), "model": model}
 
 
+def not_yet(seeds: int) -> str:
+    """What is said in place of a verdict that other seeds could change."""
+    return f"not yet ({seeds} of {len(SEEDS)} seeds)"
+
+
+def is_final(verdict: str) -> bool:
+    return not verdict.startswith("not yet")
+
+
 def middle(rates: Sequence[float]) -> float:
     return rates[len(rates) // 2]
 
@@ -48,3 +59,16 @@ def chosen_rate(tried: Sequence[Result | None], rates: Sequence[float]) -> float
     found = {result["rate"]: result["area"] for result in tried if result is not None}
     best = [rate for rate, value in found.items() if value == max(found.values())]
     return middle(rates) if middle(rates) in best else min(best)
+
+
+def tuning_table(rows: Sequence[Result], part: str, arm: Callable[[Result], str]) -> str:
+    """The `area` of the tuning runs of a part, by arm and rate."""
+    tried: dict[str, dict[float, float]] = {}
+    for one in rows:
+        if one.get("part") == part and not one["tuned"]:
+            tried.setdefault(arm(one), {})[one["rate"]] = one["area"]
+    rates = sorted({rate for by_rate in tried.values() for rate in by_rate})
+    lines = [["tuning", *(f"{rate:g}" for rate in rates)]]
+    for name, by_rate in tried.items():
+        lines.append([name, *(f"{by_rate[rate]:.3f}" if rate in by_rate else "–" for rate in rates)])
+    return table(lines)

@@ -4,17 +4,19 @@
 store's `eval_rows.jsonl`, which `vigneron compare` reads too.
 """
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 from vigneron.run_store import eval_rows
-from vigneron.run_store.archive import RESULT, unpacked, write_archive
+from vigneron.run_store.archive import RESULT, SUFFIX, unpacked, write_archive
 from vigneron.run_store.samples import Sample, SampleStore
 
 LAST = 3
@@ -62,6 +64,50 @@ def write_once(file: Path, text: str) -> None:
         draft = file.with_name(f"{file.name}.{os.getpid()}")
         draft.write_text(text, encoding="utf-8")
         draft.replace(file)
+
+
+# ---------------------------------------------------------------------------------------------- processes
+
+
+@contextmanager
+def lock_file(runs: Path, name: str) -> Iterator[IO[str]]:
+    """A file that processes lock. A lock ends with its process. Names of jobs do not begin with a dot."""
+    place = runs / ".claims"
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / name).open("w") as file:
+        yield file
+
+
+def locks(file: IO[str]) -> bool:
+    """Whether this process has the lock now, since no other had it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def claimed(runs: Path, name: str) -> Iterator[bool]:
+    """Whether no other process has this job."""
+    with lock_file(runs, name) as file:
+        yield locks(file)
+
+
+@contextmanager
+def working(runs: Path) -> Iterator[None]:
+    """Other processes can see that this one works in the folder."""
+    with lock_file(runs, ".workers") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_worked_in(runs: Path) -> bool:
+    """Whether another process works in the folder."""
+    if not (runs / ".claims" / ".workers").is_file():
+        return False
+    with lock_file(runs, ".workers") as file:
+        return not locks(file)
 
 
 # ---------------------------------------------------------------------------------------------- rows
@@ -147,9 +193,35 @@ def pack(runs: Path, file: Path) -> None:
 
 
 def unpack(file: Path, runs: Path) -> int:
-    """Take over the finished jobs of an archive, as on another machine; returns their number."""
-    with unpacked(file) as folder:
-        found = [path for path in sorted(folder.iterdir()) if not (runs / path.name).exists()]
-        for path in found:
-            shutil.copytree(path, runs / path.name)
-    return len(found)
+    """Take over the finished jobs of an archive, as on another machine; returns their number. One process at a time,
+    and no job that another process has begun."""
+    taken = 0
+    with lock_file(runs, ".archive") as lock, unpacked(file) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in sorted(folder.iterdir()):
+            with claimed(runs, path.name) as free:
+                if free and not (runs / path.name).exists():
+                    draft = runs / ".claims" / ".draft"
+                    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+                    shutil.copytree(path, draft)
+                    draft.rename(runs / path.name)  # with all its files, or not at all
+                    taken += 1
+    return taken
+
+
+@contextmanager
+def finished_jobs(*places: Path | None) -> Iterator[Path]:
+    """A folder with the results of all jobs that are finished in these folders and archives; the last has precedence. A
+    folder that is not there has none."""
+    with TemporaryDirectory() as temporary:
+        for place in places:
+            if place is None or not (place.exists() or place.name.endswith(SUFFIX)):
+                continue
+            with unpacked(place) as folder:
+                for result in folder.glob(f"*/{RESULT}"):
+                    own = Path(temporary) / result.parent.name
+                    own.mkdir(exist_ok=True)
+                    for file in (result, result.with_name(eval_rows.FILE)):
+                        if file.is_file():
+                            shutil.copy(file, own)
+        yield Path(temporary)

@@ -6,18 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.dense_results import crossing_point, law, matter, open_verdict, verdict
+from benchmarks.dense_results import law_line, open_scores
+from benchmarks.dense_rule import (
+    EVERYWHERE,
+    Cell,
+    better_or_worse,
+    crossing_point,
+    law,
+    matter,
+    open_verdict,
+    says_something,
+    verdict,
+    worth_it,
+)
 from benchmarks.dense_scores import hits, retrieved
 from benchmarks.dense_study import RATES, Setting, chosen_stop, crossing_cell
 from benchmarks.paired import Difference, paired_difference
 from benchmarks.study_settings import chosen_rate
 
-from benchmarks import dense_study, pieces, study_store
+from benchmarks import dense_study, study_jobs, study_store
 from support.tiny_models import long_tiny_folder
 from vigneron.core.intervals import seeds_and_rows_interval
 from vigneron.data.tasks import load_task
-from vigneron.report.paired_intervals import estimates
-from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,84 +77,19 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert re.search(r"\| 2 \| 16 \| [\d.e-]+ \| binary \| 1 \|", shown)
     assert "| sft |" in shown
     assert figure.read_text().startswith("<svg")
+    assert "not yet (1 of 4 seeds)" in shown
     assert study_store.unpack(archive, tmp_path / "elsewhere") == len(done)
+    assert dense_study.main(["plan", str(tmp_path / "new"), "--smoke", "--model", model, "--done", str(archive)]) == 0
+    assert "left: 0 minutes of one process" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
     assert dense_study.main(["work", str(tmp_path / "elsewhere"), "--smoke", "--model", model, "--resume"]) == 0
     assert "all jobs are done" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_held_out")
-def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(tmp_path: Path, model: str) -> None:
-    setting = Setting(steps=4, eval_every=2, model=model)
-    job = dense_study.opposites_job(setting, "binary", 1, 16, 2e-5, 0, tuned=True)
-    assert pieces.do(job, tmp_path / "whole", until=float("inf"))
-    (tmp_path / "cut" / job.name).mkdir(parents=True)  # as a process leaves it that is killed early
-    assert not pieces.do(job, tmp_path / "cut", until=0.0)  # after its first step
-    assert [path.name for path in (tmp_path / "cut" / job.name / "checkpoints").iterdir()] == ["step-1"]
-    assert not (tmp_path / "cut" / job.name / "result.json").exists()
-    assert pieces.do(job, tmp_path / "cut", until=float("inf"))
-    assert not (tmp_path / "cut" / job.name / "samples.sqlite").exists()
-    whole, cut = (study_store.read_result(tmp_path / name, job.name) for name in ("whole", "cut"))
-    assert whole == cut
-    assert whole is not None
-    (run,) = arms_of([CollectedRun.read(tmp_path / "whole" / job.name)])
-    (accuracy,) = [one for one in estimates([run]) if one.metric == "eval/accuracy"]
-    rows = len(load_task("opposites-1").rows("held_out"))
-    assert accuracy.rows == len(whole["scores"]["end"]) == rows, "`vigneron compare` reads the same rows"
-    assert accuracy.interval.mean == pytest.approx(sum(whole["scores"]["end"]) / rows, abs=1e-4)
-    logs = [(tmp_path / name / job.name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert logs[0] == logs[1]
-
-
-def test_an_arm_that_this_version_cannot_run_is_named(tmp_path: Path) -> None:
-    setting = Setting()
-    known = dense_study.opposites_job(setting, "binary", 1, 16, 2e-5, 0, tuned=True)
-    changes = tuple("reward={kind: telepathy}" if c.startswith("reward=") else c for c in known.changes)
-    unknown = pieces.Job("x", known.recipe, changes, {}, 1.0)
-    can, refused = pieces.available({"binary": known, "telepathy": unknown})
-    assert can == ["binary"]
-    assert "telepathy" in refused["telepathy"]
 
 
 def test_every_arm_can_be_run_by_this_version() -> None:
     arms = dense_study.REWARDS | dense_study.CROSSING
     jobs = {arm: dense_study.opposites_job(Setting(), arm, 1, 16, 2e-5, 0, tuned=True) for arm in arms}
-    assert pieces.available(jobs) == (list(arms), {})
-
-
-def test_two_processes_do_not_take_the_same_job(tmp_path: Path) -> None:
-    with pieces.claimed(tmp_path, "a") as first, pieces.claimed(tmp_path, "a") as second:
-        assert (first, second) == (True, False)
-    with pieces.claimed(tmp_path, "a") as again:
-        assert again
-
-
-def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    from vigneron.errors import UserError
-
-    def broken(job: pieces.Job, folder: object, config: object) -> study_store.Result:
-        raise UserError("no luck")
-
-    def fine(job: pieces.Job, folder: object, config: object) -> study_store.Result:
-        return {"found": 3}
-
-    jobs = [pieces.Job(n, "demo", (), {}, 1.0, instead=w) for n, w in (("a", broken), ("b", fine))]
-    said: list[str] = []
-    assert pieces.work(lambda runs: pieces.Plan(jobs), tmp_path, 600.0, said.append) == 1
-    assert said[0] == "failed  a: no luck"
-    assert said[-1] == "1 failed: a"
-    assert study_store.read_result(tmp_path, "b") == {"job": "b", "found": 3}
-
-
-def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
-    def once(rate: float) -> list[str]:
-        job = pieces.Job("a", "demo", (), {"rate": rate}, 1.0, instead=lambda *_: {"found": rate})
-        said: list[str] = []
-        assert pieces.work(lambda runs: pieces.Plan([job]), tmp_path, 600.0, said.append) == 0
-        assert study_store.read_result(tmp_path, "a") == {"job": "a", "rate": rate, "found": rate}
-        return said
-
-    assert [len(once(rate)) for rate in (1e-5, 1e-5, 5e-5)] == [2, 1, 2]  # the second time nothing is left
+    assert study_jobs.available(jobs) == (list(arms), {})
 
 
 # ---------------------------------------------------------------------------------------------- the numbers
@@ -218,11 +163,106 @@ def test_rule_3_by_hand() -> None:
 def test_rules_4_and_5() -> None:
     assert matter(["pays", "no difference", "pays", "costs"]) == "they matter"
     assert matter(["pays", "costs"]) == matter(["no difference"]) == "they do not matter"
-    up, down, open_ended = Difference(0.2, 0.1, 0.3), Difference(-0.2, -0.3, -0.1), Difference(0.2, -0.1, 0.5)
-    assert open_verdict([up, up]) == "better"
-    assert open_verdict([down, down]) == "worse"
-    assert open_verdict([up, open_ended]) == open_verdict([up, down]) == "neither"
-    assert open_verdict([up, None]) == "–"
+    up, down, unsure = Difference(0.2, 0.1, 0.3), Difference(-0.2, -0.3, -0.1), Difference(0.2, -0.1, 0.5)
+    assert better_or_worse([up, up]) == "better"
+    assert better_or_worse([down, down]) == "worse"
+    assert better_or_worse([up, unsure]) == better_or_worse([up, down]) == "neither"
+    assert worth_it("better", "neither") == worth_it("better", "better") == "yes"
+    assert worth_it("better", "worse") == worth_it("neither", "better") == worth_it("worse", "neither") == "no"
+
+
+# ---------------------------------------------------------------------------------------------- before all is done
+
+WAITS = "not yet (2 of 4 seeds)"
+
+
+def seeds(value: float, count: int = 4) -> dict[int, list[float]]:
+    """Seeds that agree, with three rows that do."""
+    return {seed: [value] * 3 for seed in range(count)}
+
+
+def cell(level: int, samples: int, hits: float, **arms: dict[int, list[float]]) -> Cell:
+    own = {name.replace("_", "-"): by_seed for name, by_seed in arms.items()}
+    return Cell(level, samples, hits, own, own)
+
+
+def test_a_cell_waits_for_all_seeds_of_both_arms() -> None:
+    half = cell(2, 16, 0.2, binary=seeds(0.2), cosine=seeds(0.4), contrastive=seeds(0.4, 2))
+    assert half.verdict("cosine", "binary") == "pays"
+    assert half.verdict("contrastive", "binary") == WAITS
+    assert half.verdict("token-f1", "binary") == "not yet (0 of 4 seeds)"
+
+
+def test_a_cell_says_nothing_only_if_no_arm_can_learn_any_more() -> None:
+    silent = {arm: seeds(0.0) for arm in EVERYWHERE}
+    assert says_something(silent) is False
+    assert says_something({**silent, "token-f1": seeds(0.0, 3)}) is None, "the fourth seed may"
+    assert says_something({**silent, "token-f1": seeds(0.1, 3)}) is True, "its mean is 0.075 at least"
+    assert says_something({**silent, "token-f1": seeds(0.06, 3)}) is None, "its mean may be 0.045"
+    assert says_something({}) is None
+    waiting = cell(4, 16, 0.0004, binary=seeds(0.0), cosine=seeds(0.0))
+    assert waiting.verdict("cosine", "binary") == "not yet (other arms)"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "says"),
+    [
+        ({0.1: "pays", 3.0: WAITS}, "not yet"),
+        ({0.1: "no difference", 0.2: WAITS, 3.0: "costs"}, "fails"),
+        ({0.1: "no difference", 3.0: WAITS}, "not yet"),  # above, no cell may say something
+        ({0.1: WAITS, 3.0: "pays"}, "not yet"),
+        ({0.1: "pays", 0.2: WAITS, 3.0: "pays"}, "fails"),
+        ({0.1: "pays", 1.0: WAITS, 3.0: "costs"}, "holds"),
+        ({0.1: "nothing is learned", 3.0: "costs"}, "not tested"),
+        ({0.1: "pays", 0.2: "nothing is learned", 3.0: "costs"}, "holds"),
+    ],
+)
+def test_the_law_is_decided_as_soon_as_nothing_can_change_it(verdicts: dict[float, str], says: str) -> None:
+    assert law(verdicts) == says
+
+
+def test_the_laws_line_names_the_cells_against_it() -> None:
+    low = cell(2, 16, 0.18, binary=seeds(0.4), cosine=seeds(0.42), contrastive=seeds(0.6, 2))
+    high = cell(1, 16, 4.0, binary=seeds(0.7), cosine=seeds(0.68), contrastive=seeds(0.7))
+    against = "k = 2 × 16 (0.18): no difference"
+    assert law_line([low, high], "cosine") == ["cosine", "fails", against, "0.85"]
+    assert law_line([low, high], "contrastive") == ["contrastive", "not yet", "", "not yet"]
+
+
+def test_whether_embeddings_matter_waits_for_cells_that_could_change_it() -> None:
+    assert matter(["pays", "no difference", WAITS]) == "not yet (2 of 3 cells)"
+    assert matter(["pays", "pays", WAITS]) == "they matter"
+    assert matter(["costs", "no difference", WAITS]) == "they do not matter"
+    assert matter([WAITS] * 6) == "not yet (0 of 6 cells)"
+
+
+def test_the_open_task_waits_for_all_seeds_of_both_scores() -> None:
+    one, other = seeds(0.4), seeds(0.2)
+    assert open_verdict([one, one], [other, other]) == "better"
+    assert open_verdict([one, one], [other, seeds(0.2, 2)]) == WAITS
+    assert open_verdict([one, {}], [other, {}]) == "not yet (0 of 4 seeds)"
+    assert worth_it("better", WAITS) == worth_it(WAITS, "neither") == WAITS
+    assert worth_it(WAITS, "worse") == worth_it("neither", WAITS) == "no"
+
+
+def test_a_preference_for_texts_of_another_rate_does_not_count(tmp_path: Path) -> None:
+    """If an arm's rate or stop is chosen anew, the preference model scores all texts again; until then, it has none."""
+    run = {"part": "open", "tuned": True, "arm": "sft", "rate": 1e-5, "steps": 45, "seed": 0, "job": "open-sft-seed-0"}
+    run["scores"] = {"end": [1.0]}
+    job = dense_study.preference_job(Setting(), {"sft": (1e-5, 45)})
+    (tmp_path / job.name).mkdir()
+    study_store.write_result(tmp_path, job.name, {**job.labels, "preferred": {"open-sft-seed-0": [0.7]}})
+    assert study_jobs.is_done(job, tmp_path)
+    judged = study_store.read_result(tmp_path, job.name)
+    assert judged is not None
+    assert open_scores([run, judged])["preference"] == {"sft": {0: [0.7]}}
+    for stop in ((2e-5, 45), (1e-5, 60)):
+        assert not study_jobs.is_done(dense_study.preference_job(Setting(), {"sft": stop}), tmp_path)
+        again = {**run, "rate": stop[0], "steps": stop[1]}
+        assert open_scores([again, judged])["preference"] == {}
+
+
+# ---------------------------------------------------------------------------------------------- data
 
 
 def test_rates_and_stops_are_chosen_on_tuning_runs() -> None:

@@ -11,17 +11,20 @@ from benchmarks.rubric_results import (
     STATED,
     Values,
     category_values,
+    category_verdict,
     confidence_verdict,
     default_arm,
     kind_verdict,
     loses,
+    show_categories,
+    show_confidence,
     show_success,
     worth_it,
 )
 from benchmarks.rubric_scores import by_category
 from benchmarks.rubric_study import RATES, guide
 from benchmarks.study_settings import chosen_rate
-from benchmarks.study_store import read_result
+from benchmarks.study_store import Result, read_result
 
 from benchmarks import noisy_verdicts, rubric_study
 from support.tiny_models import long_tiny_folder
@@ -68,7 +71,9 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     shown = capsys.readouterr().out
     assert "| codeword | grape-paper |" in shown
     assert "| form hidden | grape-paper |" in shown
-    assert "Confidence: no difference." in shown
+    assert "| form hidden | grape-paper |  |  | not yet" not in shown
+    assert "not yet (1 of 4 seeds)" in shown
+    assert "Confidence: not yet (stated, above chance)." in shown
     assert figure.read_text().startswith("<svg")
     assert rubric_study.main(common) == 0
     assert "all jobs are done" in capsys.readouterr().out
@@ -183,6 +188,34 @@ def test_rule_2() -> None:
     assert kind_verdict({**bases, "grape-topr": values(0.4, 0.6)}, "grape-topr", "form stated") == "worth it"
 
 
+def test_rules_1_and_2_wait_for_all_seeds_unless_they_cannot_change() -> None:
+    half = {seed: rows for seed, rows in values(0.1, 0.5).items() if seed < 2}
+    bases = {"grpo": values(0.1, 0.5), "rejection": half}
+    ahead = {**bases, "grape-topr": values(0.5, 0.6)}
+    waits = "not yet (2 of 4 seeds)"
+    assert category_verdict(ahead, "grape-topr", "units") == kind_verdict(ahead, "grape-topr", "form hidden") == waits
+    behind = {**bases, "grape-topr": values(0.1, 0.4)}
+    assert category_verdict(behind, "grape-topr", "json") == "loses", "to GRPO, whatever rejection does"
+    assert kind_verdict(behind, "grape-topr", "form hidden") == "no", "it is no better than GRPO"
+    lost = kind_verdict({**bases, "grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden")
+    assert lost == "no: it loses in arithmetic, antonyms, json, explanations"
+    assert kind_verdict({"grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden") == "not yet (0 of 4 seeds)"
+
+
+def result(arm: str, seed: int, value: float) -> Result:
+    own = {"part": "categories", "tuned": True, "arm": arm, "rate": 2e-5, "seed": seed}
+    categories = [*HIDDEN, *STATED]
+    scores = {"last": [value] * 8, "before": [0.0] * 8}
+    return {**own, "categories": categories, "scores": scores}
+
+
+def test_the_default_waits_for_every_grape_arm() -> None:
+    arms = ("grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
+    rows = [result(arm, seed, 0.2 if arm == "grape-paper" else 0.4) for arm in arms for seed in range(4)]
+    assert "The default, by rule 3: grape-on-policy." in show_categories(rows)
+    assert "The default, by rule 3: not yet (3 of 4 seeds)." in show_categories(rows[:-1])
+
+
 def test_rule_3() -> None:
     means = {"grape-paper": 0.3, "grape-topr": 0.5, "grape-failures": 0.4}
     same, ahead, unsure = Difference(0, 0, 0), difference(0.2, 0.1), difference(0.2, -0.1)
@@ -196,6 +229,23 @@ def test_rule_4() -> None:
     assert confidence_verdict({"stated": better, "above chance": same, "shuffled": same}) == "confidences pay"
     assert confidence_verdict({"stated": better, "above chance": same, "shuffled": better}) == "spurious"
     assert confidence_verdict({"stated": same, "above chance": same, "shuffled": better}) == "no difference"
+
+
+def test_rule_4_waits_for_the_arms_it_needs() -> None:
+    better, same = difference(0.1, 0.01), difference(0.1, -0.01)
+    assert confidence_verdict({}) == "not yet (stated, above chance)"
+    assert confidence_verdict({"stated": same, "shuffled": better}) == "not yet (above chance)"
+    assert confidence_verdict({"stated": better}) == "not yet (shuffled)"
+    assert confidence_verdict({"stated": better, "shuffled": better}) == "spurious"
+    assert confidence_verdict({"stated": same, "above chance": same}) == "no difference", "shuffled cannot change it"
+    arms = ("flat", "stated", "above chance", "shuffled")
+    own = [
+        {"part": "confidence", "tuned": True, "arm": arm, "seed": seed, "scores": {"last": [0.5 + at, 0.5 + at]}}
+        for at, arm in enumerate(arms[:3])
+        for seed in range(4)
+    ]
+    assert "Confidence: not yet (shuffled)." in show_confidence(own)
+    assert "Confidence: not yet (stated, above chance)." in show_confidence([one for one in own if one["seed"]])
 
 
 def test_scores_are_sorted_by_category() -> None:

@@ -1,0 +1,334 @@
+"""Studies in pieces: several processes share jobs, a run that was cut is resumed, and one command does all."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.dense_study import Setting, opposites_job
+from benchmarks.study_jobs import Job, Plan, do, is_of, work
+from benchmarks.study_store import claimed, finished_jobs, read_result, unpack, working, write_result
+
+from benchmarks import dense_study, pieces, rubric_study, study_jobs, study_store
+from support.tiny_models import long_tiny_folder
+from vigneron.data.tasks import load_task
+from vigneron.errors import UserError
+from vigneron.report.paired_intervals import estimates
+from vigneron.run_store.experiment_arms import CollectedRun, arms_of
+from vigneron.run_store.folder import RunFolder
+from vigneron.training.setup import start
+from vigneron.training.setup.resolve import resolved
+from vigneron.training.signals import Stopped
+
+
+def measuring(name: str, found: Any = 3, **labels: Any) -> Job:
+    """A job that trains nothing."""
+    return Job(name, "demo", (), labels, 60.0, instead=lambda *_: {"found": found})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return long_tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+
+
+def test_two_processes_do_not_take_the_same_job(tmp_path: Path) -> None:
+    with claimed(tmp_path, "a") as first, claimed(tmp_path, "a") as second:
+        assert (first, second) == (True, False)
+    with claimed(tmp_path, "a") as again:
+        assert again
+
+
+def archive_of(runs: Path, *jobs: Job) -> Path:
+    assert work(lambda _: Plan(jobs), runs, 600.0, lambda _: None) == 0
+    for job in jobs:
+        (runs / job.name / "metrics.jsonl").write_text("")
+    study_store.pack(runs, runs / "done.tar.xz")
+    return runs / "done.tar.xz"
+
+
+def test_two_processes_take_over_an_archive_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, runs = archive_of(tmp_path / "other", measuring("a"), measuring("b")), tmp_path / "runs"
+    copy = study_store.shutil.copytree
+
+    def slow(path: Path, to: Path) -> None:
+        assert not (runs / path.name).exists(), "others see a whole folder or none"
+        time.sleep(0.1)
+        copy(path, to)
+        time.sleep(0.1)
+        assert not (runs / path.name).exists()
+
+    monkeypatch.setattr(study_store.shutil, "copytree", slow)
+    taken: list[int] = []
+    threads = [threading.Thread(target=lambda: taken.append(unpack(archive, runs))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [0, 2]
+    assert [result["job"] for result in study_store.all_results(runs)] == ["a", "b"]
+
+
+def test_a_job_that_another_process_has_begun_is_not_taken_over(tmp_path: Path) -> None:
+    archive = archive_of(tmp_path / "other", measuring("a"), measuring("b"))
+    with claimed(tmp_path / "runs", "a"):
+        assert unpack(archive, tmp_path / "runs") == 1
+    assert read_result(tmp_path / "runs", "a") is None
+
+
+def test_the_first_command_can_be_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever starts later finds jobs of the first; without it, they belong to an earlier study."""
+    command = ["work", str(tmp_path), "--smoke", "--budget", "0"]
+    assert dense_study.main(command) == 0
+    assert dense_study.main(command) == 0, "nothing but the processes' own files is there yet"
+    (tmp_path / "p0-opposites-1").mkdir()
+    with working(tmp_path):
+        assert dense_study.main(command) == 0
+    capsys.readouterr()
+    assert dense_study.main(command) == 2
+    assert "give --resume" in capsys.readouterr().err
+    assert dense_study.main([*command, "--resume"]) == 0
+
+
+# ---------------------------------------------------------------------------------------------- jobs
+
+
+def test_an_arm_that_this_version_cannot_run_is_named() -> None:
+    known = opposites_job(Setting(), "binary", 1, 16, 2e-5, 0, tuned=True)
+    changes = tuple("reward={kind: telepathy}" if c.startswith("reward=") else c for c in known.changes)
+    can, refused = study_jobs.available({"binary": known, "telepathy": Job("x", known.recipe, changes, {}, 1.0)})
+    assert can == ["binary"]
+    assert "telepathy" in refused["telepathy"]
+
+
+def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    def broken(*_: object) -> study_store.Result:
+        raise UserError("no luck")
+
+    jobs = [Job("a", "demo", (), {}, 1.0, instead=broken), measuring("b")]
+    said: list[str] = []
+    assert work(lambda runs: Plan(jobs), tmp_path, 600.0, said.append) == 1
+    assert said[0] == "failed  a: no luck"
+    assert said[-1] == "1 failed: a"
+    found = read_result(tmp_path, "b")
+    assert found is not None
+    assert found.pop("seconds") < 60
+    assert found == {"job": "b", "found": 3}
+
+
+def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
+    def once(rate: float) -> list[str]:
+        said: list[str] = []
+        job = measuring("a", rate, rate=rate)
+        assert work(lambda runs: Plan([job]), tmp_path, 600.0, said.append) == 0
+        found = read_result(tmp_path, "a")
+        assert found is not None
+        assert (found["rate"], found["found"]) == (rate, rate)
+        return said
+
+    assert [len(once(rate)) for rate in (1e-5, 1e-5, 5e-5)] == [2, 1, 2]  # the second time nothing is left
+
+
+def test_an_unfinished_run_is_resumed_only_by_its_own_job(tmp_path: Path) -> None:
+    """Of all arms: what a run writes into its folder is the job's config, and that of another rate is not."""
+    setting, other = Setting(), tmp_path / "data"
+    dense = [
+        opposites_job(setting, arm, 1, 16, rate, 0, tuned=True)
+        for arm in dense_study.REWARDS | dense_study.CROSSING
+        for rate in (2e-5, 5e-5)
+    ]
+    opened = [
+        dense_study.open_job(setting, arm, 2e-5, steps, 0, tuned=True) for arm in dense_study.OPEN for steps in (15, 30)
+    ]
+    rubric = [
+        make(rubric_study.Setting(), other, arm, rate, 0, tuned=True)
+        for make, arms in (
+            (rubric_study.category_job, rubric_study.METHODS),
+            (rubric_study.confidence_job, rubric_study.CONFIDENCES),
+        )
+        for arm in arms
+        for rate in (2e-5, 5e-5)
+    ]
+    jobs = [*dense, *opened, *rubric]
+    for one, changed in zip(jobs[::2], jobs[1::2], strict=True):
+        assert one.name == changed.name
+        if one.prepare is not None:
+            one.prepare()
+        folder = RunFolder.create(tmp_path, one.name, exact_name=True)
+        assert not is_of(one, folder.path), "a process was killed before it wrote the config"
+        folder.write_config(resolved(one.config()))
+        assert is_of(one, folder.path)
+        assert not is_of(changed, folder.path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
+def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(steps=4, eval_every=2, model=model)
+    job = opposites_job(setting, "binary", 1, 16, 2e-5, 0, tuned=True)
+    assert do(job, tmp_path / "whole", until=float("inf"))
+    cut = tmp_path / "cut" / job.name
+    cut.mkdir(parents=True)  # as a process leaves it that is killed early
+    assert not do(job, tmp_path / "cut", until=0.0)  # after its first step
+    assert [path.name for path in (cut / "checkpoints").iterdir()] == ["step-1"]
+    assert not (cut / "result.json").exists()
+    (cut / study_jobs.SPENT).write_text("1000")
+    with monkeypatch.context() as patched:
+        patched.setattr(start, "start_run", None)  # it is not begun again
+        assert do(job, tmp_path / "cut", until=float("inf"))
+    assert not (cut / "samples.sqlite").exists()
+    results = [read_result(tmp_path / name, job.name) or {} for name in ("whole", "cut")]
+    seconds = [result.pop("seconds") for result in results]
+    assert seconds[0] < 1000 < seconds[1], "with those of earlier pieces"
+    assert all(0 < result.pop("step_s") < 1000 for result in results)
+    assert results[0] == results[1]
+    (run,) = arms_of([CollectedRun.read(tmp_path / "whole" / job.name)])
+    (accuracy,) = [one for one in estimates([run]) if one.metric == "eval/accuracy"]
+    rows = len(load_task("opposites-1").rows("held_out"))
+    assert accuracy.rows == len(results[0]["scores"]["end"]) == rows, "`vigneron compare` reads the same rows"
+    assert accuracy.interval.mean == pytest.approx(sum(results[0]["scores"]["end"]) / rows, abs=1e-4)
+    logs = [(tmp_path / name / job.name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
+def test_a_run_that_was_cut_at_another_rate_is_begun_again(tmp_path: Path, model: str) -> None:
+    setting = Setting(steps=4, eval_every=2, model=model)
+    before, after = (opposites_job(setting, "cosine", 1, 16, rate, 0, tuned=True) for rate in (2e-5, 5e-5))
+    assert before.name == after.name
+    assert not do(before, tmp_path, until=0.0)
+    assert do(after, tmp_path, until=float("inf"))
+    records = RunFolder.open(tmp_path / after.name).metrics()
+    assert [record["learning_rate"] for record in records if record["step"]] == [5e-5] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_held_out")
+def test_a_signal_from_outside_ends_the_process(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would resume the run at once otherwise."""
+    monkeypatch.setattr(study_jobs.UntilView, "step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    job = opposites_job(Setting(steps=4, eval_every=2, model=model), "binary", 1, 16, 2e-5, 0, tuned=True)
+    with pytest.raises(Stopped):
+        work(lambda _: Plan([job]), tmp_path, 600.0, lambda _: None)
+    assert [path.name for path in (tmp_path / job.name / "checkpoints").iterdir()] == ["step-1"]
+
+
+# ---------------------------------------------------------------------------------------------- plan and all
+
+
+def toy() -> pieces.Study:
+    """Two jobs of a minute, and then two that are known when these are done."""
+
+    def plan(runs: Path) -> Plan:
+        first, later = ([measuring(name) for name in names] for names in ("ab", "cd"))
+        known = all(read_result(runs, job.name) for job in first)
+        return Plan([*first, *later] if known else first, more=not known)
+
+    return pieces.Study(plan, {}, lambda: 240.0)
+
+
+def planned(*given: str) -> int:
+    return pieces.run_study(pieces.parse("toy", None, ["plan", *given]), lambda *_: None, toy)
+
+
+def finish(runs: Path, *names: str) -> None:
+    for name in names:
+        (runs / name).mkdir(parents=True)
+        write_result(runs, name, {"job": name})
+
+
+def test_the_plan_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    assert planned(str(runs)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "a: 60 s",
+        "b: 60 s",
+        "0 jobs are done, 2 can be begun: 2 minutes",
+        "others become known when these are done: about 2 minutes",
+        "left: 4 minutes of one process, 2 of 2",
+        "as if nothing were done: 4 minutes of one process, 2 of 2",
+    ]
+    assert not runs.exists()
+    finish(runs, "a", "b", "c")
+    planned(str(runs))
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "d: 60 s",
+        "3 jobs are done, 1 can be begun: 1 minutes",
+        "left: 1 minutes of one process, 0 of 2",
+    ]
+
+
+def test_the_plan_counts_what_another_machine_has_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    archive, runs = archive_of(tmp_path / "other", measuring("a")), tmp_path / "runs"
+    finish(runs, "b")
+    planned(str(runs), "--done", str(archive))
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["c: 60 s", "d: 60 s"]
+    assert "left: 2 minutes of one process, 1 of 2" in said
+    planned(str(archive))  # an archive in place of the folder
+    assert "left: 3 minutes of one process, 2 of 2" in capsys.readouterr().out
+    assert not (runs / "a").exists()
+    with finished_jobs(archive, tmp_path / "nothing", runs) as folder:
+        assert sorted(path.name for path in folder.iterdir()) == ["a", "b"]
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from benchmarks.study_store import write_result
+runs, place = Path(sys.argv[1]), sys.argv[2]
+if place == "fails":
+    sys.exit(1)
+for name in "ab" if place == "first" else "cd":
+    (runs / name).mkdir()
+    (runs / name / "config.yaml").write_text("")
+    (runs / name / "metrics.jsonl").write_text("")
+    write_result(runs, name, {"job": name})
+"""
+
+
+@pytest.mark.slow
+def test_one_command_does_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs, shown = tmp_path / "runs", []
+    places = iter(["first", "fails", "first", "second"])
+
+    def whole(*more: str) -> int:
+        given = pieces.parse("toy", None, ["all", str(runs), "--workers", "2", "--figure", "f.svg", *more])
+        return pieces.run_study(given, lambda *both: shown.append(both), toy)
+
+    def command(given: object) -> list[str]:
+        return [sys.executable, "-c", WORKER, str(runs), next(places)]
+
+    monkeypatch.setattr(pieces, "worker_command", command)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "."]))
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert whole() == 1
+    assert "2 jobs are left, such as c, d: go on with --resume" in capsys.readouterr().err
+    assert whole() == 2, "it has jobs"
+    for name in "ab":
+        study_store.shutil.rmtree(runs / name)
+    assert whole("--resume") == 0
+    ((results, figure),) = shown
+    assert [result["job"] for result in results] == ["a", "b", "c", "d"]
+    assert figure == Path("f.svg")
+    assert unpack(tmp_path / "runs.tar.xz", tmp_path / "elsewhere") == 4
+
+
+def test_a_worker_gets_what_was_asked(tmp_path: Path) -> None:
+    given = pieces.parse("dense_study", None, ["all", str(tmp_path), "--smoke", "--model", "tiny"])
+    command = pieces.worker_command(given)
+    assert command[:3] == [sys.executable, "-m", "benchmarks.dense_study"]
+    again = pieces.parse("dense_study", None, command[3:])
+    assert (again.verb, again.runs, again.smoke, again.model) == ("work", tmp_path, True, "tiny")
+    assert (again.resume, again.budget) == (True, float("inf"))
