@@ -397,6 +397,10 @@ def test_a_preference_reward_needs_a_group() -> None:
             "`model.cache_gb` has no effect with `scale.sampling.kind: vllm`",
         ),
         (
+            {"model": {"memory_gb": 24}, "scale": {"sampling": {"kind": "vllm"}}},
+            "`model.memory_gb` limits torch and not vLLM in the training process: leave it out and set `scale",
+        ),
+        (
             {"method": {"name": "trpo", "form": "constraint"}, "optimizer": {"offload": True}},
             "`optimizer.offload` saves nothing with `form: constraint`, whose policy has no moments",
         ),

@@ -377,6 +377,12 @@ def limits_of_memory_have_an_effect(config: TopLevel) -> None:
         raise ValueError(
             f"`model.memory_gb` has no effect with `model.device: {model.device}`: it limits a GPU's memory"
         )
+    sampling = config.scale.sampling
+    if model.memory_gb is not None and sampling.kind == "vllm" and sampling.url is None:
+        raise ValueError(
+            "`model.memory_gb` limits torch and not vLLM in the training process: leave it out and set "
+            "`scale.sampling.memory_share`, or sample by `scale.sampling.kind: here`, or by a server"
+        )
     if model.cache_gb is None or not config.method.imported or engine_samples(config):
         return
     if sampling_phase(config) is None:
