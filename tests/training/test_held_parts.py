@@ -11,10 +11,12 @@ from support.memory_plans import config_of, weightless_llama
 from support.tiny_models import byte_tokenizer, tiny_model
 from support.zoo import zoo_config
 from vigneron.config import Config
+from vigneron.config.judges import LocalJudgeConfig
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.model_size import model_size
 from vigneron.policy.stored import stored_weights
 from vigneron.rollout.engine.sample import sampler_of
+from vigneron.sources.local_judge import LocalBackend
 from vigneron.training import held_parts
 from vigneron.training.held_parts import HeldParts
 from vigneron.training.memory_fit import Fitting
@@ -128,10 +130,34 @@ def test_another_model_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert built == [str(folder)]
 
 
-def test_a_judge_stored_in_float16_is_held_in_float32(tmp_path: Path) -> None:
+def test_a_judge_is_held_in_bfloat16_however_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded once, with a notice: in float32 there would be the engine's copies beside."""
+    monkeypatch.setattr("vigneron.policy.device.has_bfloat16", lambda device: True)
+    for number, stored in enumerate((torch.float16, torch.float32, torch.bfloat16)):
+        folder = saved(tmp_path / str(number), tiny_model("llama").to(stored))
+        config = LocalJudgeConfig(kind="local", model=str(folder))
+        backend = LocalBackend(config, "source", "cpu", "reward.judge")
+        policy = backend._model.policy
+        copies: Any = sampler_of(policy)._model._copies  # type: ignore[attr-defined]
+        loaded = [*policy.model.parameters(), *(copy for copy, _ in copies)]
+        assert other_models(folder, reward=judged_by(folder)) == {"local judge": sum(w.nbytes for w in loaded)}
+        name = {torch.float16: "F16", torch.float32: "F32"}.get(stored)
+        said = f"reward.judge.model: '{folder}': its weights in {name} are rounded to bfloat16"
+        assert backend.notice == (said if name else None)
+
+
+def test_a_player_stored_in_float16_is_held_in_float32_with_copies(tmp_path: Path) -> None:
     folder = saved(tmp_path, tiny_model("llama").to(torch.float16))
-    judge = {"kind": "local", "model": str(folder)}
-    config = config_of(folder, reward={"kind": "rubric", "file": "r.yaml", "judge": judge})
-    held = HeldParts(config, lambda lora, scorer: model_size(zoo_config("Llama")), engine=False)
-    (size,) = [part.bytes for part in held.parts() if part.name == "local judge"]
-    assert size == 4 * sum(weight.numel() for weight in tiny_model("llama").parameters())
+    game = {"kind": "game", "class": "a:B", "players": {"other": {"kind": "local", "model": str(folder)}}}
+    linear = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 3 * 16 * 24) + 260 * 16
+    whole = sum(weight.numel() for weight in tiny_model("llama").parameters())
+    assert other_models(folder, environment=game) == {"frozen player": 4 * whole + 2 * linear}
+
+
+def judged_by(folder: Path) -> dict[str, Any]:
+    return {"kind": "rubric", "file": "r.yaml", "judge": {"kind": "local", "model": str(folder)}}
+
+
+def other_models(folder: Path, **changes: Any) -> dict[str, int]:
+    held = HeldParts(config_of(folder, **changes), lambda lora, scorer: model_size(zoo_config("Llama")), engine=False)
+    return {part.name: part.bytes for part in held.parts() if part.name in ("local judge", "frozen player")}

@@ -59,7 +59,9 @@ class JudgeBackend(Protocol):
 
     source: str
     batch_size: int
-    notice: str | None
+
+    @property
+    def notice(self) -> str | None: ...
 
     def check(self) -> list[ChatReply]:
         """Raise a `UserError` if it cannot reply; returns the replies this took."""

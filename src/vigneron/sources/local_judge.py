@@ -26,14 +26,17 @@ WORDS = ("yes", "no")
 class LocalBackend:
     """A local model behind a judge, loaded at the first call."""
 
-    notice: str | None = None
-
     def __init__(self, config: LocalJudgeConfig, source: str, device: str, where: str) -> None:
         self.source, self.batch_size = source, BATCH_SIZE[resolve_device(device).type]
         self._config, self._where = config, where
         self._model = LocalModel(config.model, source, config.max_tokens, device, where)
         self._token_ids: tuple[list[int], list[int]] | None = None
         self._digit_ids: DigitTokens | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """Of loading the model."""
+        return "; ".join(f"{self._where}.{text}" for text in self._model.notices) or None
 
     def check(self) -> list[ChatReply]:
         """Load the model and render its chat template once; generates nothing."""

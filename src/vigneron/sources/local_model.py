@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import prompts_token_ids, texts_of
 from vigneron.errors import UserError, first_line
 from vigneron.files import sha256_of, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS, CONVERSION, bundled_weights, quiet_transformers
 from vigneron.policy.chat import stop_at_turn_end
-from vigneron.policy.device import on_device, resolve_device
+from vigneron.policy.device import on_device, resolve_compute_dtype, resolve_device
 from vigneron.policy.hub import check_on_hub
 from vigneron.policy.load import load_policy
 from vigneron.policy.model import Policy
@@ -36,6 +38,8 @@ class LocalModel:
         self.source = source
         self._name, self._max_tokens, self._device, self._where = name, max_tokens, device, where
         self._policy: Policy | None = None
+        self.notices: list[str] = []
+        """What was said of the model when it was loaded."""
 
     def check(self) -> None:
         with _error_prefix(self._where):
@@ -47,7 +51,14 @@ class LocalModel:
     def policy(self) -> Policy:
         if self._policy is None:
             with _error_prefix(self._where), on_device(resolve_device(self._device)):
-                self._policy = load_policy(self._name, device=self._device, trained=False)
+                half = resolve_compute_dtype("auto", resolve_device(self._device)) == torch.bfloat16
+                self._policy = load_policy(
+                    self._name,
+                    device=self._device,
+                    weights="bfloat16" if half else "auto",  # once: in float32 the engine would have its own copies
+                    trained=False,
+                    notice=self.notices.append,
+                )
         return self._policy
 
     def replies(self, conversations: Sequence[list[Message]], *, first: bool) -> list[ChatReply | Failure]:

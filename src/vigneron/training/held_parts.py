@@ -22,17 +22,24 @@ CONTEXT_BYTES = round(0.8 * GB)
 EMBEDDER_BYTES = round(0.1 * GB)
 """A sentence embedder such as the bundled one, of 22 million weights."""
 
+SAMPLING: Any = {"scorer": False, "samples": True}
 
-def frozen_bytes(name: str, key: str, *, scorer: bool, bfloat16: bool | None = None) -> int | None:
-    """Bytes of a model that is not trained: with matrices in bfloat16 or not, or as they are stored. None if its config
-    is not on this machine."""
+
+def frozen_bytes(
+    name: str, key: str, *, scorer: bool, bfloat16: bool | None = None, samples: bool = False
+) -> int | None:
+    """Bytes of a model that is not trained: with matrices in bfloat16 or not, or as they are stored. `samples`: with
+    the engine's bfloat16 copies of what is in float32. None if its config is not on this machine."""
     known = local_config(name)
     if known is None:
         return None
     stored = stored_weights(name, known, key)
     weights = model_size(known, scorer=scorer).merged
     held = stored.bfloat16 if bfloat16 is None else bfloat16
-    return held_bytes(weights, bfloat16=held, quantised=stored.packed)
+    in_4_bits = [weight for weight in weights if stored.packed and weight.quantised]
+    in_bfloat16 = [weight for weight in weights if held and weight.castable]
+    copied = [w for w in weights if samples and w.linear and w not in in_4_bits and w not in in_bfloat16]
+    return held_bytes(weights, bfloat16=held, quantised=stored.packed) + 2 * sum(weight.count for weight in copied)
 
 
 class HeldParts:
@@ -186,15 +193,16 @@ class HeldParts:
         """A parent, a game's frozen players, and of the reward: reward models, a local judge, a local embedder; where
         their configs are on this machine."""
         reward, scale = self.config.reward, self.config.scale
+        names: list[tuple[str, str, str, Any]]
         scorers: list[Any] = [part for part in reward.parts if getattr(part, "model", None)]
-        names = [("reward model", part.model, "reward.model", True) for part in scorers]
+        names = [("reward model", part.model, "reward.model", {"scorer": True}) for part in scorers]
         if scale.judging is None:
             judges = {name: key for key, name in reversed(local_judges(reward).items())}
-            names += [("local judge", name, key, False) for name, key in judges.items()]
+            names += [("local judge", name, key, SAMPLING | {"bfloat16": True}) for name, key in judges.items()]
         players = local_players(self.config.environment)
-        names += [("frozen player", name, key, False) for key, name in players.items()]
-        for what, name, key, scorer in names:
-            yield Part(what, self._frozen(name, key, scorer=scorer) or 0)
+        names += [("frozen player", name, key, SAMPLING) for key, name in players.items()]
+        for what, name, key, how in names:
+            yield Part(what, self._frozen(name, key, **how) or 0)
         if (parent := self.config.method.parent_model) is not None:
             half = self.bfloat16_compute
             yield Part("parent", self._frozen(parent, "method.parent", scorer=False, bfloat16=half) or 0)
