@@ -33,6 +33,19 @@ def lead(one: Scores, other: Scores) -> Difference | None:
     return paired_difference([one[seed]["last"] for seed in seeds], [other[seed]["last"] for seed in seeds])
 
 
+def gain_lead(one: Scores, other: Scores) -> Difference | None:
+    """One arm's gain minus another's, over the seeds that both have."""
+    seeds = sorted(set(one) & set(other))
+    if not seeds:
+        return None
+    return paired_difference([_gains(one[seed]) for seed in seeds], [_gains(other[seed]) for seed in seeds])
+
+
+def _gains(scores: Mapping[str, Sequence[float]]) -> list[float]:
+    """Of each row."""
+    return [last - before for last, before in zip(scores["last"], scores["before"], strict=True)]
+
+
 def is_above(difference: Difference | None) -> bool:
     return difference is not None and difference.low > 0
 
@@ -49,9 +62,11 @@ def verdicts(arms: Mapping[str, Scores]) -> list[str]:
         says = "the calculator pays" if is_above(found) else "the calculator does not pay"
         said.append(f"sums-tool − sums: {says}, {found or 'no interval'}")
     if {"debate", "consultancy"} <= set(arms):
-        own, found = gain(arms["debate"]), lead(arms["debate"], arms["consultancy"])
+        own, found = gain(arms["debate"]), gain_lead(arms["debate"], arms["consultancy"])
         says = "debate helps the judge" if is_above(own) and is_above(found) else "debate does not help the judge"
-        said.append(f"debate: {says}, {own or 'no interval'}; debate − consultancy {found or 'no interval'}")
+        said.append(
+            f"debate: {says}, {own or 'no interval'}; gain of debate − gain of consultancy {found or 'no interval'}"
+        )
     return said
 
 

@@ -13,19 +13,20 @@ from there, with each seed. The evaluation before GRPO's first step is that of t
     maze           mazes of 4 x 4 cells; the goal earns more the shorter the way           reward
     sums-tool      large sums with a calculator                                            accuracy
     sums           the same sums without one, for as many steps                            accuracy
-    nim            self-play; moves that keep the value of the game, in all positions      accuracy
+    nim            self-play; first moves that keep the value of the game, in 140 positions accuracy
     debate         two debaters quote to a judge: which list sums higher?                  the judge's accuracy
     consultancy    one consultant quotes to the same judge, right half of the time         the judge's accuracy
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations of a
-shorter run; ties go to the middle rate. Consultancy is the control of debate: its consultant is tuned to win the
-judge's probability, by reward, and not for the judge's accuracy.
+shorter run; ties go to the middle rate. Nim is tuned on the 75 other positions (`turns_rows.py`). Consultancy is the
+control of debate: its consultant is tuned to win the judge's probability, by reward, and not for the judge's accuracy.
 
 Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
 rows, 95 %. A run's score of a row is the mean of its last three evaluations.
 1. A game (guess, maze, sums-tool, nim) is LEARNED if the interval of the score minus that before training lies above 0.
 2. The calculator PAYS if that of sums-tool minus sums does.
-3. Debate HELPS the judge if debate is learned by rule 1, and that of debate minus consultancy lies above 0 too.
+3. Debate HELPS the judge if debate is learned by rule 1, and the interval of its gain (the score minus that before
+training) minus consultancy's gain lies above 0 too: quotes at random help the judge more in debate than in consultancy.
 """
 
 import fcntl
@@ -39,6 +40,7 @@ from benchmarks.pieces import Job, Plan, Study, parse, run_study
 from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest
 from benchmarks.study_store import Result, read_result
 from benchmarks.turns_results import draw, show_scores, show_verdicts
+from benchmarks.turns_rows import nim_data, write_nim_rows
 
 RATES = (3e-6, 1e-5, 3e-5)
 SEEDS = (0, 1, 2)
@@ -59,6 +61,8 @@ class Arm:
     """Of a game: the role whose samples are its held-out rows."""
     tuned_by: str | None = None
     """The score by which its rate is chosen, if it is another one."""
+    own_rows: bool = False
+    """Whether its rows are those of `turns_rows`."""
 
 
 WITHOUT_TOOL = ("environment=null", "reward={kind: binary}", "max_new_tokens=8", "data.task=sums")
@@ -67,7 +71,7 @@ ARMS = {
     "maze": Arm("sft-maze", "env-maze", "reward", 100, 1.5),
     "sums-tool": Arm("sft-sums-tool", "env-sums-tool", "correct", 60, 1.2),
     "sums": Arm("sft-sums-tool", "env-sums-tool", "correct", 60, 0.35, WITHOUT_TOOL),
-    "nim": Arm("sft-nim", "self-play-nim", "correct", 100, 0.8, role="first"),
+    "nim": Arm("sft-nim", "self-play-nim", "correct", 100, 0.8, role="first", own_rows=True),
     "debate": Arm("sft-debate", "debate-sums", "correct", 100, 0.7, role="a"),
     "consultancy": Arm("sft-debate", "consultancy-sums", "correct", 100, 0.5, role="consultant", tuned_by="reward"),
 }
@@ -126,13 +130,15 @@ def warm_up(setting: Setting, runs: Path, arm: Arm) -> None:
 def job(setting: Setting, runs: Path, name: str, rate: float, seed: int, *, tuned: bool) -> Job:
     arm = ARMS[name]
     steps = min(arm.steps, setting.steps if tuned else setting.tuning_steps)
+    part = "held_out" if tuned else "tuning"
+    data = nim_data(runs, part) if arm.own_rows else f"data.held_out={part}"
     changes = (
         f"recipe={name}",
         *setting.changes_of(arm),
         *(("group_size=2",) if setting.smoke else ()),
         *setting.run_changes(steps, seed, rate),
         f"model.name={warmed_up(runs, arm)}",
-        f"data.held_out={'held_out' if tuned else 'tuning'}",
+        data,
     )
     return Job(
         f"{name}-seed-{seed}" if tuned else f"tune-{name}-rate-{rate:g}",
@@ -142,8 +148,14 @@ def job(setting: Setting, runs: Path, name: str, rate: float, seed: int, *, tune
         setting.planned_seconds(steps, arm.step_s, 0.0),
         row_score=arm.score if tuned else arm.tuned_by or arm.score,
         role=arm.role,
-        prepare=lambda: warm_up(setting, runs, arm),
+        prepare=lambda: _prepare(setting, runs, arm),
     )
+
+
+def _prepare(setting: Setting, runs: Path, arm: Arm) -> None:
+    warm_up(setting, runs, arm)
+    if arm.own_rows:
+        write_nim_rows(runs)
 
 
 def plan(setting: Setting, runs: Path) -> Plan:

@@ -1,16 +1,21 @@
 """The study of conversations: the driver with a tiny model, and its decision rule by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from benchmarks.paired import Difference
 from benchmarks.study_store import read_result
 from benchmarks.turns_results import is_above, verdicts
+from benchmarks.turns_rows import nim_rows, write_nim_rows
 
 from benchmarks import turns_study
 from support.talking import talking_model
+from vigneron.data.prompts import Row
 from vigneron.data.tasks import load_task
+from vigneron.run_data.load import load_data
 
+LISTS = ("debate", "consultancy")
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,7 +25,9 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        turns_study, "ARMS", {name: turns_study.ARMS[name] for name in ("sums-tool", "sums", "debate", "consultancy")}
+        turns_study,
+        "ARMS",
+        {name: turns_study.ARMS[name] for name in ("sums-tool", "sums", "nim", "debate", "consultancy")},
     )
     model, tokenizer = talking_model(positions=2048)
     for part in (model, tokenizer):
@@ -32,14 +39,16 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     done = {path.parent.name for path in runs.glob("*/result.json")}
     assert done == {f"{arm}-seed-0" for arm in turns_study.ARMS} | {f"tune-{a}-rate-1e-05" for a in turns_study.ARMS}
     warm_ups = {path.name for path in (runs / ".warm-ups").iterdir() if path.is_dir()}
-    assert warm_ups == {"sft-sums-tool", "sft-sums-tool-changed", "sft-debate"}
+    assert warm_ups == {"sft-sums-tool", "sft-sums-tool-changed", "sft-nim", "sft-debate"}
     trained = read_result(runs, "debate-seed-0")
     assert trained is not None
     assert set(trained["curve"]) == {"0", "2"}
     for name in done:
         found = read_result(runs, name)
         assert found is not None
-        held_out = load_task("sum-lists" if found["arm"] in ("debate", "consultancy") else "sums").rows("held_out")
+        held_out: Sequence[Row] = load_task("sum-lists" if found["arm"] in LISTS else "sums").rows("held_out")
+        if found["arm"] == "nim":
+            held_out = nim_rows()["held_out"]
         assert not found["tuned"] or len(found["scores"]["last"]) == len(held_out)  # of a debate, one debater's
     archive, figure = tmp_path / "turns.tar.xz", tmp_path / "figure.svg"
     assert turns_study.main(["pack", str(runs), str(archive)]) == 0
@@ -70,9 +79,13 @@ def test_the_decision_rule() -> None:
     assert said[0] == "guess: learned, +0.250 (+0.250 to +0.250)"
     helps = {"debate": arm(0.5, 0.75), "consultancy": arm(0.5, 0.25)}
     assert verdicts(helps) == [
-        "debate: debate helps the judge, +0.250 (+0.250 to +0.250); debate − consultancy +0.500 (+0.500 to +0.500)"
+        "debate: debate helps the judge, +0.250 (+0.250 to +0.250); "
+        "gain of debate − gain of consultancy +0.500 (+0.500 to +0.500)"
     ]
-    for worse in ({"debate": arm(0.75, 0.75)}, {"consultancy": arm(0.5, 0.75)}):
+    # Debate scores higher all along, as quotes at random do: only what training adds counts.
+    head_start = {"debate": arm(0.5, 0.75), "consultancy": arm(0.25, 0.5)}
+    assert verdicts(head_start)[0].endswith("gain of debate − gain of consultancy +0.000 (+0.000 to +0.000)")
+    for worse in ({"debate": arm(0.75, 0.75)}, {"consultancy": arm(0.5, 0.75)}, head_start):
         assert "debate does not help the judge" in verdicts({**helps, **worse})[0]
     assert is_above(Difference(0.2, 0.1, 0.3))
     assert not is_above(Difference(0.2, 0.0, 0.3))
@@ -82,9 +95,25 @@ def test_every_arm_is_tuned_on_other_rows_than_it_is_scored_on() -> None:
     setting = turns_study.Setting()
     for name, given in turns_study.ARMS.items():
         tuning, main = (turns_study.job(setting, ROOT, name, 1e-5, 0, tuned=tuned) for tuned in (False, True))
-        assert [job.config().data.held_out for job in (tuning, main)] == ["tuning", "held_out"]
+        files = [str(job.config().data.held_out) for job in (tuning, main)]
+        assert [Path(file).stem.removeprefix("nim-") for file in files] == ["tuning", "held_out"]
+        assert given.own_rows == (name == "nim") == (files[0] != "tuning")
         assert main.config().steps == given.steps
         assert main.config().model.name == str(turns_study.warmed_up(ROOT, given))
+
+
+def test_nim_is_tuned_on_positions_that_are_not_scored(tmp_path: Path) -> None:
+    write_nim_rows(tmp_path)
+    config = turns_study.job(turns_study.Setting(), tmp_path, "nim", 1e-5, 0, tuned=True).config()
+    scored = load_data(config).held_out
+    config = turns_study.job(turns_study.Setting(), tmp_path, "nim", 1e-5, 0, tuned=False).config()
+    data = load_data(config)
+    sets = [{tuple(sorted(row["piles"])) for row in rows} for rows in (data.held_out, scored)]
+    assert (len(data.train), len(data.held_out), len(scored)) == (87, 75, 140)
+    assert not sets[0] & sets[1]
+    assert len(sets[0] | sets[1]) == 55  # all but the empty one
+    assert {row["most_moves"] for row in (*data.held_out, *scored)} == {1}
+    assert not any("most_moves" in row for row in data.train)
 
 
 def test_the_page_gives_the_rule_of_the_module() -> None:

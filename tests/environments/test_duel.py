@@ -40,6 +40,14 @@ def test_a_game_of_nim() -> None:
     assert last.log == {"second_won": 1.0}
 
 
+def test_a_row_may_break_the_game_off_after_its_first_move() -> None:
+    row = {"piles": [1, 2], "most_moves": 1}
+    last = played(NimDuel(row, seed=0), ["2 2"])[-1]
+    assert (last.to_play, last.rewards, last.log) == ((), {}, {})
+    assert played(NimDuel(row, seed=0), ["3 1"])[-1].rewards == {"first": -1.0, "second": 1.0}
+    assert played(NimDuel({**row, "piles": [1]}, seed=0), ["1 1"])[-1].rewards == {"first": 1.0, "second": -1.0}
+
+
 def test_with_misere_who_takes_the_last_stone_loses() -> None:
     last = played(NimDuel({"piles": [1]}, seed=0, misere=True), ["1 1"])[-1]
     assert last.rewards == {"first": -1.0, "second": 1.0}
