@@ -93,14 +93,16 @@ bench-gpu: bench-setup
 	$(BENCH) -m benchmarks.scaling
 	$(BENCH) -m benchmarks.report
 
-# Real model sizes, on an H200. Results are kept as they come: after an interruption the same command continues. vLLM is a peer where it
-# is installed, which is not done here, because it pins torch.
+# Real model sizes, on an H200. What the page's results have is not measured again: give another file as RESULTS to measure all. Results
+# are kept as they come, so after an interruption the same command continues. vLLM is a peer where it is installed
+# (benchmarks/vllm-requirements.txt), which is not done here, because it pins torch.
+RESULTS ?= docs/results/logs/real-sizes.jsonl
 REAL := gpu-1.5b-32x8x256 gpu-8b-lora-16x8x256 gpu-1.5b-16x8x2048 gpu-0.5b-64x8x256
 MEMORY := mem-8b-lora-16x8x256 mem-1.5b-full-8bit-32x8x256 mem-8b-qlora-8x8x256 mem-8b-full-16x8x256
 bench-real: bench-setup
-	$(BENCH) -m benchmarks $(REAL) $(MEMORY) $(MEMORY:=-aim) --resume runs/benchmarks/results.jsonl
-	$(BENCH) -m benchmarks.start_time --resume runs/benchmarks/results.jsonl
-	$(BENCH) -m benchmarks.report --page docs/results/performance.md --resume runs/benchmarks/results.jsonl
+	$(BENCH) -m benchmarks $(REAL) $(MEMORY) $(MEMORY:=-aim) --resume $(RESULTS)
+	$(BENCH) -m benchmarks.start_time --resume $(RESULTS)
+	$(BENCH) -m benchmarks.report --page docs/results/performance.md --resume $(RESULTS)
 
 # Conversations with a tool, against TRL and against a single turn: about 5 minutes on an H200.
 bench-turns: bench-setup

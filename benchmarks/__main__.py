@@ -2,9 +2,10 @@
 
 python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
 python -m benchmarks NAME … --resume FILE --budget 540 --limit 240
+python -m benchmarks NAME --parity --resume FILE
 
 The second is for machines that are lent in pieces: results are appended to the file as they come, and what it has is
-not run again.
+not run again. The third measures only whether both sides compute the same.
 """
 
 import argparse
@@ -39,6 +40,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for NAME.json")
     parser.add_argument("--resume", type=Path, help="file of results: append to it, and leave out what it has")
     parser.add_argument("--retry", action="store_true", help="with --resume: run again what has failed")
+    parser.add_argument("--parity", action="store_true", help="the parity checks alone, unless they are recorded")
     parser.add_argument("--limit", type=float, default=LONGEST_S, help="time limit of each contestant in seconds")
     parser.add_argument("--budget", type=float, default=float("inf"), help="time limit of all together in seconds")
     given = parser.parse_args()
@@ -47,6 +49,8 @@ def main() -> int:
     works = [with_pace(WORKS[name], given.steps, given.patience) for name in given.names]
     only = given.only.split(",") if given.only else None
     chosen = {work.name: possible(work, only) for work in works}
+    if given.parity and (without := [work.name for work in works if not needs_parity(chosen[work.name])]):
+        parser.error(f"--parity: {', '.join(without)} has no peer to be equal to")
     make_folder(given.out)
     records, budget = Records(given.resume), Budget(given.limit, given.budget)
     failed = False
@@ -55,6 +59,9 @@ def main() -> int:
         if needs_parity(chosen[work.name]) and (why := find_parity(work, records, budget)) is not None:
             print(f"{work.name}: {why}: no speed is reported", flush=True)
             failed = True
+            continue
+        if given.parity:
+            print(f"{work.name}: parity holds", flush=True)
             continue
         run_contestants(work, chosen[work.name], records, budget, retry=given.retry)
         comparison = compared(work, records)

@@ -8,6 +8,7 @@ ours-vllm-server   the same with a vLLM server on the same GPU
 """
 
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -198,17 +199,24 @@ def measure(
 
 def measure_with_vllm(work: Work, name: str) -> Measurement:
     """vLLM in this process has the share of memory that it takes by default; a server, which does not sleep, a fixed
-    one. The weights' folder is in memory."""
+    one. The weights' folder is in memory if that has room."""
     if name == "ours-vllm":
         return measure(work, name=name, changes={"scale": {"sampling": {"kind": "vllm"}}})
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+    size = sum(file.stat().st_size for file in model_folder(work.model).glob("*.safetensors"))
+    with tempfile.TemporaryDirectory(dir=folder_in_memory(2 * size)) as place:  # the last weights, and the next ones
         began, shared = time.perf_counter(), Path(place) / "weights"
         with vllm_server(model_folder(work.model), Path(place) / "log", SERVER_SHARE) as url:
             seconds = time.perf_counter() - began
             sampling = {"kind": "vllm", "url": url, "weights": str(shared)}
             measured = measure(work, name=name, changes={"scale": {"sampling": sampling}})
             return replace(measured, settings={**measured.settings, "server_start_s": seconds})
+
+
+def folder_in_memory(needed: int, memory: Path = Path("/dev/shm")) -> Path | None:
+    """The file system in memory; None if it has not so many bytes and a tenth more, or is not there."""
+    if not memory.is_dir() or shutil.disk_usage(memory).free < 1.1 * needed:
+        return None
+    return memory
 
 
 def measure_sampling(work: Work) -> Measurement:

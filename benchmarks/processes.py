@@ -76,5 +76,6 @@ def start(module: str, place: Path, **options: Any) -> Running:
 
 def environment() -> dict[str, str]:
     """Work offline: everything is local, and requests to the hub would only wait. vLLM samples with PyTorch, because
-    FlashInfer's sampler is compiled first, which takes minutes."""
-    return {"VLLM_USE_FLASHINFER_SAMPLER": "0", **os.environ, "HF_HUB_OFFLINE": "1"}
+    FlashInfer's sampler is compiled first, which takes minutes. Triton would take CC for the compiler."""
+    given = {name: value for name, value in os.environ.items() if name != "CC"}
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0", **given, "HF_HUB_OFFLINE": "1"}

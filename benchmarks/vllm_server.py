@@ -1,7 +1,6 @@
 """A vLLM server for a run: `vllm serve` as docs/guides/vllm.md says, in a process of its own."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -10,6 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from benchmarks.processes import environment
 
 LONGEST_S = 240.0
 COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -26,10 +27,9 @@ def vllm_server(model: Path, log: Path, memory_share: float) -> Iterator[str]:
     command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--logprobs-mode", "processed_logprobs"]
     command += ["--generation-config", "vllm", "--gpu-memory-utilization", str(memory_share)]
     command += ["--compilation-config", json.dumps(COMPILATION)]
-    environment = {key: value for key, value in os.environ.items() if key != "CC"}  # Triton takes it for the compiler
-    environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
+    served = {**environment(), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with log.open("w") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=served, stdout=file, stderr=subprocess.STDOUT)
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_for(url, process, log)

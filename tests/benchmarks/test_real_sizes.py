@@ -1,25 +1,29 @@
 """The benchmarks of real model sizes: shapes, recipes, the floor, ratios, and results that come in pieces."""
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from benchmarks.__main__ import possible, run_contestants
+from benchmarks.__main__ import main, possible, run_contestants
 from benchmarks.comparison import Comparison
 from benchmarks.floor import Ceilings, Shape, adamw_bytes, floor_seconds
 from benchmarks.measure import Measurement
 from benchmarks.models import model_folder, shape_config, word_tokenizer
-from benchmarks.ours import measure, measure_sampling, recipe
+from benchmarks.ours import folder_in_memory, measure, measure_sampling, recipe
 from benchmarks.parity import Parity
-from benchmarks.processes import Budget
+from benchmarks.processes import Budget, environment
 from benchmarks.prompts import prompt_token_ids
 from benchmarks.records import Records
 from benchmarks.report import filled
 from benchmarks.work import REAL_SIZES, TINY, WORKS, Work
 
+from benchmarks import start_time
 from vigneron.recipe import check_config
 
+Capture = pytest.CaptureFixture[str]
 LORA = WORKS["smoke-lora"]
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "performance.md"
 
@@ -187,6 +191,46 @@ def test_recorded_results_are_not_run_again() -> None:
     run_contestants(TINY, ["ours", "ours-sampling"], records, Budget(each_s=0.0))
     assert records.get("measurement", TINY.name, "ours") == {"kept": 1}
     assert records.get("failure", TINY.name, "ours-sampling") == {"why": "kept"}
+
+
+def test_recorded_starts_are_not_measured_again(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(start_time, "start", lambda *given, **options: pytest.fail("measured"))
+    records = Records()
+    for caches, seconds in (("cold", 100.0), ("warm", 30.0)):
+        records.add("start", "gpu-1.5b-32x8x256", caches, {"imported": 13.0, "first step": seconds})
+    assert start_time.run_both("gpu-1.5b-32x8x256", records, 1.0) == 0
+    assert "ratio gpu-1.5b-32x8x256/start-warm-s 30.00" in capsys.readouterr().out
+
+
+def test_parity_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    results = tmp_path / "results.jsonl"
+    records = Records(results)
+    records.add("parity", ", ".join(TINY.parity_key), "", asdict(PARITY))
+    records.add("ceilings", TINY.device, TINY.dtype, {"machine": "CPU", "bytes_per_s": 1.0, "flops_per_s": 1.0})
+    model_folder(TINY.model)
+    monkeypatch.setattr("benchmarks.__main__.run_contestants", lambda *given, **options: pytest.fail("measured"))
+    given = ["benchmarks", TINY.name, "--parity", "--resume", str(results), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*given, "--only", "trl-tuned"])
+    assert main() == 0
+    assert f"{TINY.name}: parity holds" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*given, "--only", "ours"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "has no peer to be equal to" in capsys.readouterr().err
+
+
+def test_triton_finds_the_compiler_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "g++")
+    monkeypatch.setenv("HOME", "here")
+    assert "CC" not in environment()
+    assert environment()["HOME"] == "here"
+
+
+def test_weights_for_a_server_go_into_memory_where_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    assert folder_in_memory(90, tmp_path) == tmp_path
+    assert folder_in_memory(91, tmp_path) is None
+    assert folder_in_memory(1, tmp_path / "not there") is None
 
 
 def test_unknown_and_uninstalled_contestants() -> None:
