@@ -54,7 +54,7 @@ from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
 
 RATES = (5e-6, 1e-5, 2e-5, 5e-5)
-"""The last was added when every arm was best at 2e-5, the largest until then; no arm but `grpo` had run with it."""
+"""The last was added when every arm had been best at 2e-5 in tuning; only `grpo` had held-out runs then, at 2e-5."""
 CONFIDENCE_RATES = (1e-5, 2e-5, 5e-5)
 KL = "kl: {coefficient: 0.01}"
 HALVES = "mix: {fresh: 0.5, revised: 0.5}"

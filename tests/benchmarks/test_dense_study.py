@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.dense_results import law_line, open_scores
+from benchmarks.dense_results import cells_of, law_line, open_scores
 from benchmarks.dense_rule import (
     EVERYWHERE,
     Cell,
@@ -28,6 +28,7 @@ from benchmarks import dense_study, study_jobs, study_store
 from support.tiny_models import long_tiny_folder
 from vigneron.core.intervals import seeds_and_rows_interval
 from vigneron.data.tasks import load_task
+from vigneron.run_store.archive import unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -311,3 +312,28 @@ def test_the_page_gives_the_rule_of_the_module() -> None:
     page = " ".join((ROOT / "docs" / "results" / "dense-study.md").read_text(encoding="utf-8").split())
     rule = " ".join((dense_study.__doc__ or "").partition("Decision rule")[2].split())
     assert rule in page
+
+
+@pytest.mark.slow
+def test_the_page_gives_the_numbers_of_the_logs() -> None:
+    results = ROOT / "docs" / "results"
+    page = (results / "dense-study.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+    with unpacked(results / "logs" / "dense-study.tar.xz") as folder:
+        rows = study_store.all_results(folder)
+    lines = [line.split(" | ") for line in page.splitlines()]
+    for cell in cells_of(rows):
+        for arm, own in cell.area.items():
+            place = [f"| {cell.level}", str(cell.samples)]
+            (line,) = [one for one in lines if one[:2] == place and one[3] == arm.replace("token-f1", "token F1")]
+            area = sum(sum(values) for values in own.values()) / sum(map(len, own.values()))
+            assert (line[4], float(line[6])) == (str(len(own)), pytest.approx(area, abs=6e-4))
+            if arm != "binary":
+                beside, says = cell.difference(arm, "binary"), cell.verdict(arm, "binary")
+                assert line[7] == ("0" if beside == Difference(0, 0, 0) else str(beside))
+                assert line[8].removesuffix(" |") == says.partition(" (")[0]
+    for arm in ("cosine", "contrastive"):
+        _, says, against, crossing = law_line(cells_of(rows), arm)
+        assert (
+            f"| {arm} | {says} | {against.replace('difference,', 'difference;')} | {crossing} |".replace("|  |", "| |")
+            in page
+        )

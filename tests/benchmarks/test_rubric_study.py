@@ -23,8 +23,8 @@ from benchmarks.rubric_results import (
 )
 from benchmarks.rubric_scores import by_category
 from benchmarks.rubric_study import RATES, guide
-from benchmarks.study_settings import chosen_rate
-from benchmarks.study_store import Result, read_result
+from benchmarks.study_settings import chosen_rate, tuning_table
+from benchmarks.study_store import Result, all_results, read_result
 
 from benchmarks import noisy_verdicts, rubric_study
 from support.tiny_models import long_tiny_folder
@@ -34,6 +34,7 @@ from vigneron.rewards.build import build_reward
 from vigneron.rewards.rubric import grape_reward
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
+from vigneron.run_store.archive import unpacked
 
 ROOT = Path(__file__).parents[2]
 
@@ -265,3 +266,19 @@ def test_the_page_gives_the_rule_of_the_module() -> None:
     page = " ".join((ROOT / "docs" / "results" / "rubric-study.md").read_text(encoding="utf-8").split())
     rule = " ".join((rubric_study.__doc__ or "").partition("Decision rule")[2].split())
     assert rule in page
+
+
+@pytest.mark.slow
+def test_the_page_gives_the_numbers_of_the_logs() -> None:
+    results = ROOT / "docs" / "results"
+    page = (results / "rubric-study.md").read_text(encoding="utf-8").replace("*", "").replace("`", "")
+    with unpacked(results / "logs" / "rubric-study.tar.xz") as folder:
+        rows = all_results(folder)
+    for part in ("categories", "confidence"):
+        for line in tuning_table(rows, part, lambda one: one["arm"]).splitlines()[2:]:
+            assert line in page
+    for line in show_success(rows).splitlines()[2:-1]:
+        assert line in page
+    for category in STATED:
+        shown = next(line for line in show_categories(rows).splitlines() if line.startswith(f"| {category} |"))
+        assert shown in page
