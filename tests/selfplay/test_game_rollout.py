@@ -19,6 +19,8 @@ from vigneron.errors import UserError
 from vigneron.labels.from_run import comparisons_of_run, open_samples
 from vigneron.labels.live_sampling import load_sampler
 from vigneron.policy.logprobs import score
+from vigneron.rollout import reply_draft
+from vigneron.selfplay import players, seat
 
 
 def test_each_role_is_a_sample_with_its_own_view() -> None:
@@ -39,6 +41,36 @@ def test_each_role_is_a_sample_with_its_own_view() -> None:
     assert bob[1]["content"] == str(len(ann[2]["content"]))
     assert ann[1]["content"] == str(len(bob[0]["content"]))
     assert samples.prompts[3][-1]["content"] == str(len(ann[0]["content"]))
+
+
+@pytest.mark.parametrize("game", ["support.talking:Letters", f"{__name__}:Flooding"])
+def test_what_seats_read_is_tokenized_together_and_is_the_same(game: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(own: Any) -> Any:
+        def call(tokenizer: Any, texts: Any, *rest: Any, **given: Any) -> Any:
+            calls.append(len(texts))
+            return own(tokenizer, texts, *rest, **given)
+
+        return call
+
+    monkeypatch.setattr(seat, "prompts_token_ids", counted(seat.prompts_token_ids))
+    monkeypatch.setattr(reply_draft, "replies_ids", counted(reply_draft.replies_ids))
+    options = {"class": game, "max_reply_tokens": 40}
+    together = played(**options).samples
+    assert min(calls[:2]) >= 6
+
+    def one_by_one(tokenizer: Any, seats: Any, most: int) -> None:
+        for each in seats:
+            seat.read_unread(tokenizer, [each], most)
+
+    monkeypatch.setattr(players, "read_unread", one_by_one)
+    calls.clear()
+    apart = played(**options).samples
+    assert set(calls) == {1}
+    assert apart.prompt_ids == together.prompt_ids
+    assert apart.completion_ids == together.completion_ids
+    assert apart.extras == together.extras
 
 
 def test_what_one_wins_the_other_loses() -> None:

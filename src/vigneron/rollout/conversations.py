@@ -4,7 +4,7 @@ The policy's turns are sampled by the engine, which reads the replies into the c
 twice: a turn stays as it was sampled, and a reply is written by the chat template between two turns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -22,10 +22,9 @@ from vigneron.errors import UserError
 from vigneron.policy.chat import stop_at
 from vigneron.policy.message_forms import Message, copied, is_message
 from vigneron.policy.model import Policy
-from vigneron.policy.reply_tokens import Answered, replies_ids
 from vigneron.rollout.engine.request import Completions, Turn
 from vigneron.rollout.engine.sample import rank_share, sample, sample_on_all_ranks, sampled_share
-from vigneron.rollout.reply_draft import Draft
+from vigneron.rollout.reply_draft import Draft, drafts_ids
 
 ERROR = "environment_error"
 """The extra with what went wrong in a sample's environment: it has no reward then."""
@@ -168,10 +167,12 @@ class Conversations:
         """The replies of the conversations that go on."""
         self._calls.settle([call for _, call in (self._pending[s] for s in samples) if call is not None])
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
-        ids = self._written(drafts)
+        most = self._options.max_reply_tokens
+        ids = drafts_ids(self._tokenizer, drafts, self._conversation, most, self._environments.tools)
         for number, of_reply in ids.items():
-            too_long = len(of_reply) > self._options.max_reply_tokens
-            if too_long or self.transcripts[number].spans[-1][1] + len(of_reply) >= self._rooms[number]:
+            if drafts[number].is_cut:
+                self.transcripts[number].logs[-1]["shortened"] = True
+            if len(of_reply) > most or self.transcripts[number].spans[-1][1] + len(of_reply) >= self._rooms[number]:
                 ids[number] = self._cut(number, "context")
             else:
                 self.transcripts[number].messages += drafts[number].messages()
@@ -217,21 +218,6 @@ class Conversations:
         else:
             return Draft.of(reply, turn.ids[-1], self._options.max_reply_tokens)
         return None
-
-    def _written(self, drafts: Mapping[int, Draft]) -> dict[int, tuple[int, ...]]:
-        """The tokens of each reply, its longest texts cut if it is too long. One of many messages, as of a turn with
-        many calls, may still be."""
-        most = self._options.max_reply_tokens
-        ids: dict[int, tuple[int, ...]] = {}
-        left = list(drafts)
-        while left:
-            answered = [Answered(self._conversation(s), drafts[s].messages(), drafts[s].last) for s in left]
-            ids |= zip(left, replies_ids(self._tokenizer, answered, self._environments.tools), strict=True)
-            left = [s for s in left if len(ids[s]) > most and drafts[s].shorten(len(ids[s]), most)]
-        for number, draft in drafts.items():
-            if draft.is_cut:
-                self.transcripts[number].logs[-1]["shortened"] = True
-        return ids
 
 
 def _message(environment: Environment | None, text: str, raw: str) -> Message:

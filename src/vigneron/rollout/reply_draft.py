@@ -1,12 +1,15 @@
 """A reply of an environment before it is tokenized: its longest texts are cut until it fits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from vigneron.environments.reply import Reply
 from vigneron.errors import UserError
 from vigneron.policy.message_forms import Message
+from vigneron.policy.reply_tokens import Answered, replies_ids
+
+K = TypeVar("K")
 
 SHORTENED = "\n[the rest is cut]"
 LONGEST_TOKEN = 32
@@ -53,3 +56,21 @@ class Draft:
                 f"set it above {most}"
             )
         return False
+
+
+def drafts_ids(
+    tokenizer: Any,
+    drafts: Mapping[K, Draft],
+    conversation: Callable[[K], Sequence[Message]],
+    most: int,
+    tools: Any = None,
+) -> dict[K, tuple[int, ...]]:
+    """The tokens of each draft behind its conversation, its longest texts cut if they are more than `most`. One of many
+    messages, as of a turn with many calls, may still have more."""
+    ids: dict[K, tuple[int, ...]] = {}
+    left = list(drafts)
+    while left:
+        answered = [Answered(conversation(key), drafts[key].messages(), drafts[key].last) for key in left]
+        ids |= zip(left, replies_ids(tokenizer, answered, tools), strict=True)
+        left = [key for key in left if len(ids[key]) > most and drafts[key].shorten(len(ids[key]), most)]
+    return ids

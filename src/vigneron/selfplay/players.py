@@ -17,7 +17,7 @@ from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine.sample import sample, sample_on_all_ranks
 from vigneron.selfplay.frozen_model import load_frozen
-from vigneron.selfplay.seat import Seat
+from vigneron.selfplay.seat import Seat, read_unread
 from vigneron.sources.client import ChatReply, Client, base_url
 
 ENDPOINT_TIMEOUT_S = 300.0
@@ -47,8 +47,7 @@ class HowToSample:
 def policy_turns(policy: Policy, how: HowToSample, seats: Sequence[Seat], turn: int, names: Sequence[int]) -> None:
     """Turns of the policy in training: tokens and log-probs are kept."""
     stop_at_turn_end(policy, [seats[0].unread or seats[0].prompt])
-    for seat in seats:
-        seat.read(policy.tokenizer, how.max_reply_tokens)
+    read_unread(policy.tokenizer, seats, how.max_reply_tokens)
     limit = policy.context_length
     full = [s for s in seats if limit and len(s.prompt_ids) + len(s.completion_ids) + how.max_new_tokens > limit]
     for seat in full:

@@ -7,9 +7,8 @@ from typing import Any
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.environments.reply import Reply
 from vigneron.policy.message_forms import Message
-from vigneron.policy.reply_tokens import reply_ids
 from vigneron.rollout.conversations import Transcript
-from vigneron.rollout.reply_draft import Draft
+from vigneron.rollout.reply_draft import Draft, drafts_ids
 
 
 @dataclass
@@ -38,29 +37,21 @@ class Seat:
         """How many it has had."""
         return sum(message["role"] == "assistant" for message in self.transcript.messages)
 
-    def read(self, tokenizer: Any, max_reply_tokens: int) -> None:
-        """Take in what is unread: its prompt before the first turn, a reply later, whose longest texts are cut if it
-        is too long."""
-        if not self.prompt:
-            self.prompt = list(self.unread)
-            (self.prompt_ids,) = prompts_token_ids(tokenizer, [self.prompt], rows=[{**self.row, "prompt": self.prompt}])
-        elif self.unread:
-            draft = Draft.of(Reply(self.unread), self.completion_ids[-1], max_reply_tokens)
-            ids = self._written(tokenizer, draft)
-            while len(ids) > max_reply_tokens and draft.shorten(len(ids), max_reply_tokens):
-                ids = self._written(tokenizer, draft)
-            if draft.is_cut:
-                self.transcript.logs[-1]["shortened"] = True
-            if len(ids) > max_reply_tokens:
-                self.transcript.cut = "context"
-                return
-            self.completion_ids += ids
-            self.behaviour += [0.0] * len(ids)
-            self.transcript.messages += draft.messages()
-        self.unread = []
+    def begin(self) -> None:
+        """Take what is unread as its prompt."""
+        self.prompt, self.unread = list(self.unread), []
 
-    def _written(self, tokenizer: Any, draft: Draft) -> tuple[int, ...]:
-        return reply_ids(tokenizer, self.conversation, draft.messages(), draft.last)
+    def take_reply(self, draft: Draft, ids: tuple[int, ...], max_reply_tokens: int) -> None:
+        """Take in what was unread, as `draft` has it, unless it is too long."""
+        if draft.is_cut:
+            self.transcript.logs[-1]["shortened"] = True
+        if len(ids) > max_reply_tokens:
+            self.transcript.cut = "context"
+            return
+        self.completion_ids += ids
+        self.behaviour += [0.0] * len(ids)
+        self.transcript.messages += draft.messages()
+        self.unread = []
 
     def write(self, text: str, ids: Sequence[int], logprobs: Sequence[float], truncated: bool) -> None:
         """Take a turn."""
@@ -80,3 +71,25 @@ class Seat:
             self.transcript.rewards[-1] = self.transcript.earned[-1] + reward
         else:
             self.early_reward += reward
+
+
+def read_unread(tokenizer: Any, seats: Sequence[Seat], max_reply_tokens: int) -> None:
+    """Each seat takes in what is unread: its prompt before the first turn, a reply later, whose longest texts are cut
+    if it is too long. The texts of all are tokenized together."""
+    opening, others = [seat for seat in seats if not seat.prompt], [seat for seat in seats if seat.prompt]
+    for seat in opening:
+        seat.begin()
+    if opening:
+        rows = [{**seat.row, "prompt": seat.prompt} for seat in opening]
+        for seat, ids in zip(
+            opening, prompts_token_ids(tokenizer, [s.prompt for s in opening], rows=rows), strict=True
+        ):
+            seat.prompt_ids = ids
+    replies = {
+        at: Draft.of(Reply(seat.unread), seat.completion_ids[-1], max_reply_tokens)
+        for at, seat in enumerate(others)
+        if seat.unread
+    }
+    written = drafts_ids(tokenizer, replies, lambda at: others[at].conversation, max_reply_tokens)
+    for at, draft in replies.items():
+        others[at].take_reply(draft, written[at], max_reply_tokens)
