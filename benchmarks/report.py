@@ -95,8 +95,51 @@ MUST_AND_AIM: tuple[tuple[str, str, str, str], ...] = (
 """Label, ratio, must, aim."""
 
 
+WITHIN = (
+    ("8B, LoRA", "mem-8b-lora-16x8x256-aim", "ours, within 22 GB", "gpu-8b-lora-16x8x256"),
+    (
+        "1.5B, all weights",
+        "mem-1.5b-full-8bit-32x8x256-aim",
+        "ours, within 20 GB: weights in bfloat16, 8-bit AdamW",
+        "gpu-1.5b-32x8x256",
+    ),
+)
+"""Label, a work of ours in a limited process, what it is, and the work of the peers."""
+PEERS = {
+    "trl-vllm": "TRL with vLLM, without a limit",
+    "trl-tuned": "TRL with `generate`, without a limit",
+}
+ABOUT_LITTLE_MEMORY = """\
+Each row is the speed and the memory of one run. TRL trains float32 weights, or an adapter on a base in bfloat16, with AdamW. What others took
+is what the driver counted above `reserved` and a CUDA context while the run was measured: `none` is a run that had the GPU to itself,
+but for processes that had been there before and did nothing new.
+"""
+CONTEXT_GB = 1.2
+"""Of `process`, the most that a CUDA context and what libraries hold beside torch take."""
+
+
+def little_memory(comparisons: Sequence[Comparison]) -> list[str]:
+    """Speed and memory of ours in little memory beside the peers without a limit, each from one run."""
+    by_name = {comparison.work.name: comparison for comparison in comparisons}
+    header = ("", "", "samples/s", "ours over it", "GB reserved", "ours of it", "others took meanwhile")
+    lines = [_markdown_row(header), _markdown_row(["---"] * len(header))]
+    for label, limited, what, unlimited in WITHIN:
+        ours = by_name[limited].of("ours") if limited in by_name else None
+        peers = [(text, by_name[unlimited].of(name)) for name, text in PEERS.items() if unlimited in by_name]
+        for text, found in [(what, ours), *peers]:
+            if ours is None or found is None:
+                continue
+            speed, memory = ours.samples_per_s / found.samples_per_s, ours.memory["reserved"] / found.memory["reserved"]
+            others = (found.memory["device"] - found.memory["reserved"]) / GB - CONTEXT_GB
+            compared = ("", "") if found is ours else (f"{speed:.2f}", f"{memory:.2f}")
+            cells = (f"{found.samples_per_s:.1f}", compared[0], f"{found.memory['reserved'] / GB:.1f}", compared[1])
+            lines.append(_markdown_row((label, text, *cells, "none" if others <= 0 else f"{others:.1f} GB or more")))
+    return [*lines, "", ABOUT_LITTLE_MEMORY]
+
+
 def real_sizes(comparisons: Sequence[Comparison], records: Records) -> str:
-    """The table of what must and should hold, then the section of each work of real size that was run."""
+    """The tables of what must and should hold and of little memory, then the section of each work of real size that was
+    run."""
     found = {name: value for comparison in comparisons for name, value in comparison.ratios()}
     found |= {name: value for work in WORKS for name, value in start_ratios(work, records)}
     rows = [
@@ -105,6 +148,7 @@ def real_sizes(comparisons: Sequence[Comparison], records: Records) -> str:
     ]
     header = ("", "ratio", "must", "aim", "measured")
     lines = [_markdown_row(row) for row in (header, ["---"] * len(header), *rows)]
+    lines += ["", *little_memory(comparisons)]
     return "\n".join(lines) + "\n\n" + markdown([c for c in comparisons if c.work.real_size]).rstrip()
 
 

@@ -17,7 +17,7 @@ from benchmarks.parity import Parity
 from benchmarks.processes import Budget, environment
 from benchmarks.prompts import prompt_token_ids
 from benchmarks.records import Records
-from benchmarks.report import filled
+from benchmarks.report import filled, little_memory
 from benchmarks.work import REAL_SIZES, TINY, WORKS, Work
 
 from benchmarks import start_time
@@ -149,6 +149,22 @@ def test_memory_works_are_held_against_their_bars(tmp_path: Path) -> None:
     assert f"`{work.name}/reserved-gb` | 16 |  | 12.00 |" in page
     assert f"### {work.name}" in page
     assert filled(page, records) == page
+
+
+def test_speed_and_memory_of_one_run_beside_those_of_peers() -> None:
+    within = _compared(
+        WORKS["mem-8b-lora-16x8x256-aim"], _measured("ours", 8.0, 2.0, reserved=20 * 10**9, device=21 * 10**9)
+    )
+    peers = [
+        _measured("trl-vllm", 10.0, 3.0, reserved=100 * 10**9, device=101 * 10**9),
+        _measured("trl-tuned", 16.0, 3.0, reserved=50 * 10**9, device=60 * 10**9),
+    ]
+    _, _, ours, *others, _, _ = little_memory([within, _compared(WORKS["gpu-8b-lora-16x8x256"], *peers)])
+    assert ours == "| 8B, LoRA | ours, within 22 GB | 32.0 |  | 20.0 |  | none |"
+    assert others == [
+        "| 8B, LoRA | TRL with vLLM, without a limit | 25.6 | 1.25 | 100.0 | 0.20 | none |",
+        "| 8B, LoRA | TRL with `generate`, without a limit | 16.0 | 2.00 | 50.0 | 0.40 | 8.8 GB or more |",
+    ]
 
 
 def test_the_page_has_the_recorded_figures() -> None:
