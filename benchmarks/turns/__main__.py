@@ -1,16 +1,18 @@
 """Run the comparison: the model's SFT, ours, a single turn of as many tokens, TRL; each in its own process.
 
-python -m benchmarks.turns [NAME] [--resume FILE] [--budget SECONDS]
+python -m benchmarks.turns [NAME] [--resume FILE] [--again ours,single-turn] [--budget SECONDS]
 python -m benchmarks.turns --resume FILE --page docs/results/performance.md
 
 Prints a table and `ratio NAME VALUE`. With --resume results are appended to the file as they come, and what it has is
-not run again. The second writes what the file has into the page.
+not run again, but for what --again names: its new results replace the old ones. The second command writes what the file
+has into the page.
 """
 
 import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", choices=WORKS, default="turns")
     parser.add_argument("--only", help="comma-separated contestants", default=",".join(MODULES))
     parser.add_argument("--resume", type=Path, help="file of results: append to it, and leave out what it has")
+    parser.add_argument("--again", help="comma-separated contestants to measure though the file has them", default="")
     parser.add_argument("--limit", type=float, default=LONGEST_S, help="time limit of each contestant in seconds")
     parser.add_argument("--budget", type=float, default=float("inf"), help="time limit of all together in seconds")
     parser.add_argument("--page", type=Path, help="page with marks to fill; nothing is run")
@@ -39,11 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     if given.page is not None:
         given.page.write_text(filled(given.page.read_text(), records))
         return 0
-    contestants = given.only.split(",")
-    if unknown := [name for name in contestants if name not in MODULES]:
-        parser.error(f"--only: no contestant {', '.join(unknown)}; there are {', '.join(MODULES)}")
+    contestants, again = given.only.split(","), [name for name in given.again.split(",") if name]
+    for option, names in (("--only", contestants), ("--again", again)):
+        if unknown := [name for name in names if name not in MODULES]:
+            parser.error(f"{option}: no contestant {', '.join(unknown)}; there are {', '.join(MODULES)}")
     work = WORKS[given.name]
-    failures = run(work, contestants, records, Budget(given.limit, given.budget))
+    failures = run(work, contestants, records, Budget(given.limit, given.budget), again)
     results = results_of(work, records)
     print("\n".join(lines(work, results)), flush=True)
     failures += faults(results)
@@ -52,10 +56,13 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(failures))
 
 
-def run(work: TurnsWork, contestants: list[str], records: Records, budget: Budget) -> list[str]:
-    """Run what is not recorded; the errors of what failed."""
-    missing = [name for name in contestants if records.get("measurement", work.name, name) is None]
-    if not missing:
+def run(
+    work: TurnsWork, contestants: list[str], records: Records, budget: Budget, again: Sequence[str] = ()
+) -> list[str]:
+    """Run what is not recorded, and what is to be measured again; the errors of what failed."""
+    recorded = {name for name in contestants if records.get("measurement", work.name, name) is not None}
+    asked = [name for name in MODULES if name in again or name in set(contestants) - recorded]
+    if not asked:
         return []
     _check_machine(work)
     failures: list[str] = []
@@ -63,7 +70,7 @@ def run(work: TurnsWork, contestants: list[str], records: Records, budget: Budge
         place = Path(folder)
         if (why := _make_model(work, place, budget)) is not None:
             return [why]
-        for name in missing:
+        for name in asked:
             if budget.spent:
                 return [*failures, "the time is over: run the same command again to continue"]
             if name != "ours" and (why := _not_calling(work, records)) is not None:

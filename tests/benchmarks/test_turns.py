@@ -140,6 +140,29 @@ def test_a_model_that_does_not_call_ends_the_comparison(capsys: pytest.CaptureFi
         command.main(["smoke-turns", "--only", "vllm"])
 
 
+def test_named_contestants_are_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, measured = tmp_path / "turns.jsonl", list[str]()
+    for result in (_result("ours", 2.0), _result("single-turn", 1.6, SINGLE)):
+        Records(file).add("measurement", "turns", result.name, result.value())
+
+    def measure(work: object, name: str, place: object, records: Records, budget: object) -> None:
+        measured.append(name)
+        new = _result(name, 1.0, SINGLE if name == "single-turn" else STEP)
+        records.add("measurement", "turns", name, new.value())
+
+    monkeypatch.setattr(command, "_check_machine", lambda work: None)
+    monkeypatch.setattr(command, "_make_model", lambda *given: None)
+    monkeypatch.setattr(command, "_measure", measure)
+    common = ["--resume", str(file), "--only", "ours,single-turn"]
+    assert command.main(common) == 0
+    assert not measured
+    assert command.main([*common, "--again", "single-turn,ours"]) == 0
+    assert measured == ["ours", "single-turn"]
+    assert results_of(WORK, Records(file))["ours"].measurement.step_seconds == (1.0,)
+    with pytest.raises(SystemExit):
+        command.main([*common, "--again", "vllm"])
+
+
 def test_the_page_has_the_recorded_figures(tmp_path: Path) -> None:
     page = PAGE.read_text()
     assert filled(page, Records(PAGE.parent / "logs" / "turns.jsonl")) == page
