@@ -20,7 +20,7 @@ from support import fault_runs
 from support.command_line import vigneron, write_jsonl, write_recipe
 from vigneron.api import load_run
 from vigneron.api import train as train_in_python
-from vigneron.commands.demo import verdict
+from vigneron.commands.demo import LATER, verdict
 from vigneron.errors import UserError
 from vigneron.recipe import load_config, recipe_names
 from vigneron.report.terminal import TerminalView, say
@@ -182,9 +182,9 @@ def test_the_verdict_says_what_was_seen() -> None:
         }
 
     silent = "The exact check never told two samples of a prompt apart, so it taught nothing."
-    assert verdict(found((0.9, 20), (0.0, 0), (0.3, 12))) == f"{silent} Ahead on held-out sentences: PGSRM."
+    assert verdict(found((0.9, 20), (0.0, 0), (0.3, 12))) == f"{silent} Ahead on held-out sentences: PGSRM. {LATER}"
     silent = "The exact check and the inclusion check never told two samples of a prompt apart, so they taught nothing."
-    assert verdict(found((0.9, 20), (0.0, 0), (0.0, 0))) == f"{silent} Ahead on held-out sentences: PGSRM."
+    assert verdict(found((0.9, 20), (0.0, 0), (0.0, 0))) == f"{silent} Ahead on held-out sentences: PGSRM. {LATER}"
     assert verdict(found((0.5, 20), (0.9, 3), (0.85, 12))) == (
         "Ahead on held-out sentences: exact check and inclusion check."
     )

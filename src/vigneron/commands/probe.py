@@ -12,8 +12,8 @@ from vigneron.config.rewards import ProbabilityRewardConfig, SemanticRewardConfi
 from vigneron.training.probe import Probe, Sampled
 
 ENOUGH_HITS = 1.0
-"""Hits in a step, below which most steps teach a check nothing. That a dense reward then learns faster is a conjecture:
-docs/results/dense-study.md."""
+"""Hits in a step, below which most steps teach a check nothing. That a dense reward then learns faster is a rule of
+thumb, which fails for cosine in docs/results/dense-study.md."""
 MIXED = 0.5
 """This share of groups should hold both hits and misses."""
 FLAT = 0.5
