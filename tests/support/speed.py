@@ -1,4 +1,5 @@
-"""What tests do once, and a user's command every time: importing this turns it on. None of it changes a result."""
+"""What tests do once, and a user's command every time: importing this turns it on. None of it changes a result, but for the
+dtype on some CPUs."""
 
 import copy
 import logging
@@ -14,6 +15,7 @@ import typer.main
 
 from vigneron import yaml_text
 from vigneron.config import Config
+from vigneron.policy import device
 from vigneron.policy.model import Policy
 from vigneron.rollout.engine import sample
 from vigneron.rollout.engine.engine import Engine
@@ -35,6 +37,10 @@ logging.getLogger().addHandler(logging.NullHandler())
 # Without a GPU a seed is not kept for one, with a stack trace each time.
 if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed  # type: ignore[assignment]
+
+
+# Tests compare numbers in float32, also on a CPU that has bfloat16 and would take it by default.
+device.cpu_has_bfloat16 = wraps(device.cpu_has_bfloat16)(lambda: False)
 
 
 _compile = torch.compile
