@@ -1,5 +1,5 @@
-"""What tests do once, and a user's command every time: importing this turns it on. None of it changes a result, but for the
-dtype on some CPUs."""
+"""What tests do once, and a user's command every time: importing this turns it on. None of it changes a result, but for
+the dtype on some CPUs."""
 
 import copy
 import logging
