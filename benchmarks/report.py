@@ -110,10 +110,9 @@ PEERS = {
     "trl-tuned": "TRL with `generate`, without a limit",
 }
 ABOUT_LITTLE_MEMORY = """\
-Each row is the speed and the memory of one run. TRL trains float32 weights, or an adapter on a base in bfloat16, with AdamW. What others took
-is what the driver counted above `reserved` and a CUDA context while the run was measured: `none` is a run that had the GPU to itself,
-but for processes that had been there before and did nothing new.
-"""
+Each row is the speed and the memory of one run. TRL trains float32 weights, or an adapter on a base in bfloat16, with
+AdamW. What others took is what the driver counted above `reserved` and a CUDA context while the run was measured.
+`none` is a run that had the GPU to itself, but for processes that had been there before and did nothing new."""
 CONTEXT_GB = 1.2
 """Of `process`, the most that a CUDA context and what libraries hold beside torch take."""
 
