@@ -2,15 +2,19 @@
 
 from collections.abc import Collection
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from vigneron.errors import UserError, first_line
 from vigneron.policy.held_weights import is_quantised
 
 WANTED = "model.weights: 4bit"
+BLOCK = 64
+"""Numbers that share a scale, which is bitsandbytes' default."""
 
 
 def check_library(device: torch.device, what: str = WANTED) -> Any:
@@ -81,10 +85,17 @@ def prepare(model: Any, compute_dtype: torch.dtype) -> None:
             module.support_avx512bf16_for_cpu = False  # repacks the weights in place, for products without gradients
             module.requires_grad_(False)
             module.register_forward_pre_hook(_cast_input)
+            if module.in_features % BLOCK and module.weight.device.type == "cpu":
+                module.forward = partial(_plain_product, module)
 
 
 def _cast_input(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (inputs[0].to(module.compute_dtype), *inputs[1:])
+
+
+def _plain_product(module: Any, inputs: Tensor) -> Tensor:
+    """The layer's result where blocks go beyond rows: there bitsandbytes' kernel for x86 takes the scales of others."""
+    return functional.linear(inputs, dequantised(module).to(module.compute_dtype), module.bias)
 
 
 @torch.no_grad()
@@ -93,8 +104,10 @@ def dequantised(module: Any) -> Tensor:
     import bitsandbytes
 
     state = copy(module.weight.quant_state)
-    state.dtype = torch.float32
-    return bitsandbytes.functional.dequantize_4bit(module.weight.data, state)
+    shape, state.dtype = state.shape, torch.float32
+    if shape.numel() % BLOCK == 0:
+        state.shape = torch.Size((shape.numel() // BLOCK, BLOCK))  # a block a row: see `_plain_product`
+    return bitsandbytes.functional.dequantize_4bit(module.weight.data, state).reshape(shape)
 
 
 @torch.no_grad()
