@@ -11,6 +11,7 @@ from support.talking import talking_folder
 from vigneron.errors import UserError
 from vigneron.policy.load import load_policy
 from vigneron.policy.lora import Lora
+from vigneron.recipe import check_config
 from vigneron.training.setup.resolve import with_values
 
 
@@ -46,6 +47,21 @@ def test_an_adapter_plays_as_the_merged_model(folders: tuple[Path, Path, Path], 
     assert bob(**player.model_dump()) != bob(kind="local", model=str(base))
     again = config.environment.model_copy(update={"players": {"bob": player}})
     assert with_values(config.model_copy(update={"environment": again})).environment.players == {"bob": player}
+
+
+def test_the_reference_is_the_model_that_training_begins_with(tmp_path: Path) -> None:
+    base = talking_folder(tmp_path / "base")
+    config = game_config(base, tmp_path)
+    config = check_config(
+        {**config.model_dump(), "environment": _given(config, {"bob": {"kind": "reference"}})}, "here"
+    )
+    assert with_values(config).environment.players["bob"].model_dump() == {
+        "kind": "local",
+        "model": str(base),
+        "adapter": None,
+    }
+    with pytest.raises(UserError, match="`kind: reference` needs a model that knows conversations"):
+        check_config({**config.model_dump(), "model": {**config.model.model_dump(), "chat": "minted"}}, "here")
 
 
 def _given(config: Any, players: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from vigneron.config.curricula import LossCurriculumConfig, SuccessCurriculumConfig
-from vigneron.config.environments import GameConfig
+from vigneron.config.environments import GameConfig, PlayerConfig
 from vigneron.config.group import GrapeConfig
 from vigneron.config.kl import KlConfig, PenaltyConfig
 from vigneron.config.methods import MethodConfig
@@ -170,16 +170,21 @@ def an_environment_is_there(config: TopLevel) -> None:
         (kind,) = sorted(kinds & {"process", "probability"})[:1]
         raise ValueError(f"`reward.kind: {kind}` reads one answer, not a conversation with an `environment`")
     if isinstance(config.environment, GameConfig):
-        _a_game_can_be_played(config)
+        _a_game_can_be_played(config, config.environment.players)
     if config.rollout is not None:
         raise ValueError("`environment` has no effect beside a `rollout` of your own: leave one of them out")
 
 
-def _a_game_can_be_played(config: TopLevel) -> None:
+def _a_game_can_be_played(config: TopLevel, players: Mapping[str, PlayerConfig]) -> None:
     game = "`environment.kind: game`"
     if isinstance(config.curriculum, LossCurriculumConfig | SuccessCurriculumConfig):
         raise ValueError(
             f"`curriculum.by: {config.curriculum.by}` needs one reward for each row, and a game has one for each role"
+        )
+    if config.model.chat == "minted" and any(player.kind == "reference" for player in players.values()):
+        raise ValueError(
+            "`kind: reference` needs a model that knows conversations, and `model.chat: minted` teaches them: train by "
+            "SFT first, and let `model.name` be that run"
         )
     if config.sampling.prompt is not None:
         raise ValueError("`sampling.prompt` has no effect on a game, which says what its roles read: leave it out")

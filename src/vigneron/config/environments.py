@@ -57,7 +57,7 @@ class ToolsEnvironmentConfig(EnvironmentOptions):
 
 
 class LocalPlayerConfig(Strict):
-    """A frozen model on this machine: the model that training began with, an earlier checkpoint, or any other."""
+    """A frozen model on this machine: an earlier checkpoint, or any other."""
 
     kind: Literal["local"]
     model: str
@@ -65,6 +65,12 @@ class LocalPlayerConfig(Strict):
     adapter: str | None = None
     """Folder of an adapter of this model. Of a run with `model.lora`, whose folder is given as `model`, both are filled
     in: its newest adapter and its base model."""
+
+
+class ReferencePlayerConfig(Strict):
+    """The model that training begins with, frozen: `kind: local` with what `model.name` is at the run's start."""
+
+    kind: Literal["reference"]
 
 
 class EndpointPlayerConfig(Strict):
@@ -77,7 +83,7 @@ class EndpointPlayerConfig(Strict):
     """Base URL. null: OPENAI_BASE_URL, or OpenAI's."""
 
 
-PlayerConfig = Annotated[LocalPlayerConfig | EndpointPlayerConfig, Field(discriminator="kind")]
+PlayerConfig = Annotated[LocalPlayerConfig | ReferencePlayerConfig | EndpointPlayerConfig, Field(discriminator="kind")]
 
 
 class GameConfig(EnvironmentOptions):

@@ -145,8 +145,9 @@ class EndpointPlayer:
 
 
 def build_player(config: PlayerConfig, role: str, device: str, concurrency: int | None) -> Any:
-    if isinstance(config, LocalPlayerConfig):
+    if config.kind == "local":
         return LocalPlayer(config, device)
+    assert config.kind == "endpoint"  # a reference is resolved to a local one
     return EndpointPlayer(config, role, concurrency)
 
 

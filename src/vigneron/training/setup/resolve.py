@@ -65,17 +65,19 @@ def with_values(config: Config) -> Config:
         )
         changes["parent"] = config.parent.model_copy(update=parent)
     if isinstance(config.environment, GameConfig):
-        changes["environment"] = _game(config.environment)
+        changes["environment"] = _game(config.environment, str(model["name"]))
     return config.model_copy(update=changes)
 
 
-def _game(game: GameConfig) -> GameConfig:
-    """With absolute paths, the newest weights of its players, and their URLs."""
+def _game(game: GameConfig, reference: str) -> GameConfig:
+    """With absolute paths, the newest weights of its players, and their URLs. `reference` is the model at the start."""
     players: dict[str, Any] = {}
     for role, player in game.players.items():
         key = f"environment.players.{role}"
         if player.kind == "endpoint":
             players[role] = player.model_copy(update={"url": base_url(player.url, f"{key}.url")})
+        elif player.kind == "reference":
+            players[role] = LocalPlayerConfig(kind="local", model=reference)
         else:
             players[role] = player.model_copy(update=_model_and_adapter(player, f"{key}.model"))
     return game.model_copy(update={"players": players})
