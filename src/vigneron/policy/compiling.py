@@ -1,10 +1,10 @@
-"""torch.compile for functions and decoder layers on a CUDA device with Triton."""
+"""torch.compile for functions and decoder layers, and Triton kernels: on a CUDA device with Triton."""
 
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
-_state = {"enabled": False}
+_state = {"enabled": False, "interpreted": False}
 _hooks: list[tuple[Callable[..., None], Callable[..., None]]] = []
 
 
@@ -30,6 +30,22 @@ def can_compile(device: torch.device) -> bool:
 @cache
 def has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def can_run_kernels(device: torch.device) -> bool:
+    """Whether our Triton kernels run on tensors of this device."""
+    return has_triton() and (device.type == "cuda" or _state["interpreted"])
+
+
+@contextmanager
+def interpreted_kernels(on: bool = True) -> Iterator[None]:
+    """For tests: run the kernels on a CPU, by Triton's interpreter. TRITON_INTERPRET=1 must be set before their modules
+    are imported."""
+    before, _state["interpreted"] = _state["interpreted"], on
+    try:
+        yield
+    finally:
+        _state["interpreted"] = before
 
 
 def set_compiling(enabled: bool) -> None:

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from vigneron.core.kl import mixture_ratios
 from vigneron.policy import kernel_shapes
-from vigneron.policy.compiling import compiled_on_gpu, has_triton
+from vigneron.policy.compiling import can_run_kernels, compiled_on_gpu
 
 HEAD_CHUNK = 1024
 
@@ -166,8 +166,8 @@ class _Statistics(torch.autograd.Function):
 
 
 def _has_kernels(logits_NV: Tensor) -> bool:
-    on_gpu = (logits_NV.is_cuda and has_triton()) or kernel_shapes.is_shapes_only()
-    return on_gpu and logits_NV.dtype == torch.float32
+    can_run = can_run_kernels(logits_NV.device) or kernel_shapes.is_shapes_only()
+    return can_run and logits_NV.dtype == torch.float32
 
 
 def head_kernels() -> Any:

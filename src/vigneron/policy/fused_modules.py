@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vigneron.policy.activations import activation_name
-from vigneron.policy.compiling import decoder_layers, has_triton
+from vigneron.policy.compiling import can_run_kernels, decoder_layers
 from vigneron.policy.fused_class import KINDS, kind_of, subclass
 from vigneron.policy.fused_sums import fuse_sums
 from vigneron.policy.kernel_shapes import is_shapes_only
@@ -26,7 +26,7 @@ ROTARY = "apply_rotary_pos_emb"
 
 
 def can_fuse(device: torch.device, compute_dtype: torch.dtype) -> bool:
-    return device.type == "cuda" and compute_dtype == torch.bfloat16 and has_triton()
+    return compute_dtype == torch.bfloat16 and can_run_kernels(device)
 
 
 @torch.no_grad()

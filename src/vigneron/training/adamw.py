@@ -16,7 +16,7 @@ from torch.optim.adamw import adamw
 from vigneron.core.adamw import AdamWStep, adamw_step, adamw_update
 from vigneron.core.moments import BLOCK, IN_FLIGHT, Kind, dequantize, is_8bit, quantize
 from vigneron.core.rounding import CHUNK, round_stochastically, rounding_bits, rounding_key
-from vigneron.policy.compiling import can_compile
+from vigneron.policy.compiling import can_run_kernels
 
 State = dict[str, Tensor]
 MOMENTS = {"exp_avg": True, "exp_avg_sq": False}
@@ -96,7 +96,7 @@ class CompactAdamW(torch.optim.Optimizer):
         step = adamw_step(number, group["lr"], group["weight_decay"], group["betas"], group["eps"])
         key = rounding_key(self.seed, name, number)
         weight_N, grad_N = parameter.detach().view(-1), parameter.grad.reshape(-1)  # type: ignore[union-attr]
-        whole = not self.offload and has_kernel(parameter)
+        whole = not self.offload and can_run_kernels(parameter.device)
         for start in range(0, weight_N.numel(), weight_N.numel() if whole else CHUNK):
             at = slice(start, None if whole else start + CHUNK)
             blocks = slice(start // BLOCK, None if whole else (start + CHUNK) // BLOCK)
@@ -146,16 +146,12 @@ class CompactAdamW(torch.optim.Optimizer):
         leaving.synchronize()
 
 
-def has_kernel(tensor: Tensor) -> bool:
-    return can_compile(tensor.device)
-
-
 def update_part(part: Part) -> None:
     """One step in place: by torch's fused kernel, by ours, or by the equations."""
     weight_N, state = part.weight_N, part.state
     if weight_N.dtype != torch.bfloat16 and "exp_avg_scale" not in state:
         _update_float32(part)
-    elif has_kernel(weight_N):
+    elif can_run_kernels(weight_N.device):
         from vigneron.training.adamw_kernel import update_
 
         update_(weight_N, part.grad_N, state, part.step, key=part.key, start=part.start)

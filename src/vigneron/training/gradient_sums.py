@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vigneron.core import rounding
 from vigneron.distributed import ranks
-from vigneron.training.adamw import has_kernel
+from vigneron.policy.compiling import can_run_kernels
 
 
 class GradientSums:
@@ -83,6 +83,6 @@ def gradient_sums(named: Sequence[tuple[str, nn.Parameter]], *, seed: int, updat
 
 def add_rounded_(total: Tensor, part: Tensor, key: int) -> None:
     add: Any = rounding.add_rounded_
-    if has_kernel(total):
+    if can_run_kernels(total.device):
         from vigneron.training.adamw_kernel import add_rounded_ as add
     add(total.view(-1), part.reshape(-1), key)

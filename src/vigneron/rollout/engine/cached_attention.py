@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_attention, local_mask
-from vigneron.policy.compiling import has_triton
+from vigneron.policy.compiling import can_run_kernels
 from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
@@ -316,7 +316,7 @@ def attend_to_cache(
 def kernel_tiles(like: Tensor, layer: Layer) -> Tiles | None:
     """The sizes with which the decode kernel computes a layer, for tensors like this; None: it cannot. It sums in
     float32, has one size for keys and values, and needs shared memory."""
-    if not like.is_cuda or like.dtype == torch.float64 or layer.key_size != layer.value_size or not has_triton():
+    if like.dtype == torch.float64 or layer.key_size != layer.value_size or not can_run_kernels(like.device):
         return None
     return choose_tiles(layer.sharing, layer.key_size, like.dtype.itemsize, shared_memory(like.device))
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vigneron.core.draws import Sampling, chosen_logprobs, draw, sampled_logprobs, uniform_at
-from vigneron.policy.compiling import compiled_on_gpu, has_triton
+from vigneron.policy.compiling import can_run_kernels, compiled_on_gpu
 
 
 @dataclass
@@ -123,7 +123,7 @@ def choose(
     logits_NV: Float[Tensor, "N V"], key_N: Int[Tensor, " N"], written_N: Int[Tensor, " N"], sampling: Sampling | None
 ) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"]]:
     """The next token of each row and its log-prob; greedy without `sampling`."""
-    has_kernel = logits_NV.is_cuda and logits_NV.dtype == torch.float32 and has_triton()
+    has_kernel = logits_NV.dtype == torch.float32 and can_run_kernels(logits_NV.device)
     if has_kernel and sampling is not None and not sampling.drops_some(logits_NV.shape[1]):
         from vigneron.rollout.engine.draw_kernel import draw_tokens
 

@@ -52,6 +52,9 @@ def choose_tiles(sharing: int, size: int, itemsize: int, limit: int) -> Tiles | 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a kernel can have; torch does not name them on every kind of GPU."""
+    """Bytes of shared memory that a kernel can have; torch does not name them on every kind of GPU. For Triton's
+    interpreter, which has no limit, those of an H200."""
+    if device.type != "cuda":
+        return 232_448
     properties: Any = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 2**16))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vigneron.distributed import ranks
 from vigneron.policy.attention import Unsupported, may_have_windows, text_config
-from vigneron.policy.compiling import has_triton
+from vigneron.policy.fused_modules import can_fuse
 from vigneron.policy.held_weights import MATRICES, upcast
 from vigneron.policy.logits import model_logits, precision
 from vigneron.policy.model import Policy, trunk_of
@@ -46,7 +46,7 @@ class InferenceModel:
         if self.dtype == torch.bfloat16:
             self._copy_matrices()
         self.refresh()
-        self.fused = fused and self.dtype == torch.bfloat16 and self.device.type == "cuda" and has_triton()
+        self.fused = fused and can_fuse(self.device, self.dtype)
         if self.fused:
             self._fuse()
         self.attentions: list[Layer] = []
