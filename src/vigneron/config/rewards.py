@@ -108,7 +108,8 @@ class SemanticRewardConfig(RewardOptions):
     """Base URL of an API embedder. null: OPENAI_BASE_URL, or OpenAI's."""
     guards: GuardsConfig = GuardsConfig()
     alpha: Annotated[float, Field(ge=1)] = 4.0
-    """Exponent that sharpens the similarity; an error with `form: euclidean` and `form: contrastive`."""
+    """Exponent that sharpens the similarity: with 4 a wrong answer earns next to nothing, with 1 or 2 wrong answers
+    differ. An error with `form: euclidean` and `form: contrastive`."""
     form: Literal["clip", "shift", "euclidean", "contrastive"] = "clip"
     """clip: max(0, cosine)^α. shift: ((1 + cosine) / 2)^α. euclidean: 1 − the distance of the unit vectors.
     contrastive: the softmax probability of the own reference answer among itself, the row's own input (or prompt) and
