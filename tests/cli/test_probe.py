@@ -148,19 +148,19 @@ def test_what_is_suggested_can_be_pasted(hits: int, reward: Any) -> None:
 
 
 def test_the_rubrics_prompts_should_lead_to_hits_that_the_bare_question_does_not() -> None:
-    """64 of 256 are right with the prompts: 0.20 to 0.31 (Wilson)."""
+    """64 of 256 are right with the prompts."""
     grape = config_of({"kind": "rubric", "file": "coding"}, method={"name": "grape"})
     helped = Sampled(hits=64, checked=256, reward=0.5)
-    assert helped.interval == pytest.approx((0.2009, 0.3064), abs=1e-3)
     bare = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32, flat=1.0, prompted=helped)
     assert "grpo" not in said(bare, grape)
     assert "contrastive" not in said(bare, grape), "GRAPE needs a rubric"
-    line = said(replace(bare, hits=40), grape)  # 0.12 to 0.21 overlaps
-    assert line.startswith("`method: {name: grpo}`: p0 is 0.156 for the bare question and 0.250 with the rubric's")
+    line = said(replace(bare, hits=80), grape)
+    assert line.startswith("other `generate` prompts in the rubric: p0 is 0.312 for the bare question and 0.250 with")
+    assert "other `generate`" in said(replace(bare, prompted=replace(helped, hits=0)), grape)
     assert "`method: {name: grpo}` as well" in said(replace(bare, hits=24), grape), "0.064 of 32 samples is 2 hits"
     assert "grpo" not in said(replace(bare, hits=4), grape), "0.006 of 32"
-    assert "grpo" not in said(replace(bare, hits=40, prompted=None), grape)
-    assert "grpo" not in said(replace(bare, prompted=replace(helped, checked=0)), grape)
+    assert "p0 is" not in said(replace(bare, hits=80, prompted=None), grape)
+    assert "p0 is" not in said(replace(bare, prompted=replace(helped, hits=0, checked=0)), grape)
 
 
 def test_which_curriculum() -> None:

@@ -124,8 +124,8 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
     if helped is None or not helped.checked or not found.checked:
         return
     both = f"p0 is {found.p0:.3f} for the bare question and {helped.p0:.3f} with the rubric's prompts"
-    if helped.interval[0] <= found.interval[1]:
-        yield f"`method: {{name: grpo}}`: {both}, so sampling with them does not clearly lead to more hits"
+    if helped.p0 <= found.p0:
+        yield f"other `generate` prompts in the rubric: {both}, so sampling with them leads to no more hits"
     elif hits >= ENOUGH_HITS:
         yield (
             f"`method: {{name: grpo}}` as well: {both}, but even its lower bound gives {hits:.1f} hits in a step "
