@@ -2,22 +2,31 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from support.command_line import vigneron
+from support.learning import Learned
+from vigneron import api
 from vigneron.commands.demo import ARMS, summary
+from vigneron.training.callbacks import Silent
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_held_out")]
 
 
+class UntilCopied(Silent):
+    """Ends the run when a fifth of the held-out answers have the copy in them."""
+
+    def step(self, run: Any, metrics: Any, *_: Any) -> None:
+        if metrics.get("eval/answer_included", 0.0) >= 0.2:
+            raise Learned
+
+
 def test_pgsrm_learns_to_copy(tmp_path: Path) -> None:
-    """As early as in its second step of ten: 8 of 17 answers were measured to have the copy in them (in the third step
-    0.65 of all 68). The learning rate is constant, and without training no answer has it."""
-    few = ("steps=2", "eval_every=2")
-    done = vigneron("train", "demo", *ARMS["PGSRM"], *few, "--name", "run", "--runs", str(tmp_path))
-    assert done.code == 0, done.err
+    """Within the demo's ten steps; without training no answer has the copy in it. In which step depends on rounding:
+    the second on one CPU, the fourth on another."""
+    with pytest.raises(Learned):
+        api.train("demo", *ARMS["PGSRM"], "eval_every=1", name="run", runs=tmp_path, view=UntilCopied())
     found = summary([json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()])
     assert found["included_before"] == 0.0
-    assert found["included"] >= 0.2
-    assert found["taught"] == found["steps"]
+    assert found["taught"] == found["steps"] <= 10
