@@ -39,7 +39,7 @@ class LocalModel:
         self._name, self._max_tokens, self._device, self._where = name, max_tokens, device, where
         self._policy: Policy | None = None
         self.notices: list[str] = []
-        """What was said of the model when it was loaded."""
+        """Notices of loading the model."""
 
     def check(self) -> None:
         with _error_prefix(self._where):
