@@ -66,6 +66,7 @@ def place(tmp_path: Path, tiny_folder: Path) -> Path:
     recipe = tiny_recipe(
         tiny_folder,
         write_data(tmp_path),
+        model={"name": str(tiny_folder), "device": "cpu", "dtype": "float32"},  # a CPU may compute in bfloat16
         method={"name": "ppo", "updates_per_step": 2, "minibatches": 2, "kl": {"coefficient": 0.01}},
         optimizer={"actor_lr": 1e-3, "critic_lr": 1e-3},
         reward={"kind": "python", "function": "paying:vowels"},
@@ -205,7 +206,7 @@ def test_weights_that_are_tied_by_their_values_are_tied_on_all_ranks(place: Path
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    small = ("steps=1", "save_every=1", "eval_every=0", f"model={{name: {folder}, device: cpu}}")
+    small = ("steps=1", "save_every=1", "eval_every=0", "model.dtype=float32", f"model.name={folder}")
     for name, ranks in (("one", ()), ("two", ("--nproc", "2", "scale.shard=2"))):
         vigneron(place, "train", "tiny.yaml", "--name", name, *small, *ranks)
     ends = [load_file(place / "runs" / name / "checkpoints/step-1/model.safetensors") for name in ("one", "two")]
