@@ -24,10 +24,11 @@ from vigneron.policy.lora import Lora, add_lora
 from vigneron.policy.model import Policy
 from vigneron.policy.model_checks import check_head
 from vigneron.policy.packing import can_share_prompts
+from vigneron.rollout.engine import cached_attention, decode_tiles, key_value_cache
 from vigneron.rollout.engine import engine as engine_module
-from vigneron.rollout.engine import key_value_cache
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
+from vigneron.rollout.engine.schedule import Schedule
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ IN_PARTS = list(product(("Llama", "Mistral v0.1 (window)", "gpt-oss"), (torch.fl
 if INTERPRETED:
     SAMPLED = [("Llama", True, True), ("Gemma 3 text", False, False)]
     TRAINED = [("Llama", True, True), ("Gemma 3 text", False, False)]
-    IN_PARTS = []  # of its engine, tests/rollout/engine has this without kernels
+    IN_PARTS = []  # the last test has prompts in parts too
 
 
 def family_model(family: str) -> Any:
@@ -149,9 +150,42 @@ def test_long_prompts_in_parts_and_few_rows_change_only_rounding(
     for _ in range(2):
         parts = sample(policy, prompts, **options)
         assert engine._cache.room.rows < len(prompts)
-        if engine._cache.room.prompts:
+        if engine._cache.paged:
             assert not engine._cache._memory.held
         same = (whole.ids_BT == parts.ids_BT).cumprod(1).bool()  # up to the first token that rounding has changed
         gap = (whole.behaviour_BT - parts.behaviour_BT).abs()[same]
         assert same.float().mean() > 0.8
         assert gap.mean() < (0.03 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_samples_that_begin_again_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions that end anywhere up to 40 tokens, in so few pages of 16 that some lose theirs, behind prompts in
+    parts of 16 tokens."""
+    monkeypatch.setattr(decode_tiles, "CHOICES", decode_tiles.CHOICES[2:])  # blocks that divide such a page
+    monkeypatch.setattr(cached_attention, "choose_tiles", decode_tiles.choose_tiles.__wrapped__)
+    for module in (cached_attention, decode_kernel_module(), engine_module, key_value_cache):
+        monkeypatch.setattr(module, "PAGE", 16)
+    policy = in_dtype(make_policy(zoo_model("Llama").to(DEVICE), byte_tokenizer(), device=DEVICE), torch.float32)
+    policy.eos_ids = frozenset(range(3, 11))
+    prompts = [[(3 * i + j) % 250 + 1 for j in range(5 + 15 * i)] for i in range(2) for _ in range(3)]
+    options: dict[str, Any] = {"max_new_tokens": 40, "sampling": Sampling(), "seed": 1}
+    whole = sample(policy, prompts, **options)
+    assert 10 < whole.lengths_B.float().mean() < 35
+    again: list[int] = []
+    begin_again = Schedule._begin_again
+    monkeypatch.setattr(Schedule, "_begin_again", lambda *given: (again.extend(given[1]), begin_again(*given)))
+    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
+    policy.sampler = None
+    engine: Any = sampler_of(policy)
+    engine._cache._limit = 9 * 16 * engine._cache.token_bytes
+    parts = sample(policy, prompts, **options)
+    assert engine._cache.room.pages == 9
+    assert again
+    assert torch.equal(whole.ids_BT, parts.ids_BT)
+    torch.testing.assert_close(whole.behaviour_BT, parts.behaviour_BT, atol=1e-4, rtol=0)
+
+
+def decode_kernel_module() -> Any:
+    from vigneron.rollout.engine import decode_kernel
+
+    return decode_kernel

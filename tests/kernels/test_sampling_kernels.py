@@ -20,51 +20,58 @@ if INTERPRETED:
 
 @pytest.mark.parametrize(("heads", "key_heads", "size", "slots"), CASES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_decode_kernel_is_attention_over_prompt_and_row(
-    heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype, shared: bool
+def test_the_decode_kernel_is_attention_over_the_pages_of_prompt_and_row(
+    heads: int, key_heads: int, size: int, slots: int, dtype: torch.dtype
 ) -> None:
+    """Rows of different lengths behind prompts of different lengths, two of which several rows share. A row's pages lie
+    anywhere, and what no row wrote is NaN."""
     from vigneron.rollout.engine.cached_attention import Layer, kernel_tiles
     from vigneron.rollout.engine.decode_kernel import decode_attention
-    from vigneron.rollout.engine.decode_tiles import Slots
+    from vigneron.rollout.engine.decode_tiles import PAGE, Slots
 
     torch.manual_seed(0)
     query = 3 * torch.randn(7, heads, size, device=DEVICE, dtype=dtype)
     new_key, new_value = torch.randn(2, 7, key_heads, size, device=DEVICE, dtype=dtype)
-    keys, values = torch.randn(2, 8, key_heads, slots, size, device=DEVICE, dtype=dtype)
-    at = torch.tensor([0, slots - 1, 3, 4, 5, slots // 2, 1], device=DEVICE)
-    full_keys, full_values = keys.clone(), values.clone()
-    row_slots = Slots(at)
-    prompt_cache = None
-    if shared:  # the first slots of rows, in a cache of prompts: two of its five are used by several rows
-        prompt = torch.tensor([4, 1, 1, 2, 3, 1, 2], device=DEVICE)
-        start = torch.minimum(at, torch.tensor([0, 5, 3, 4, 2, 5, 1], device=DEVICE))
-        prompt_cache = tuple(torch.randn(2, 5, key_heads, 6, size, device=DEVICE, dtype=dtype))
-        for row in range(7):
-            n, own = int(start[row]), int(at[row] - start[row])
-            for full, part, shared_part in zip((full_keys, full_values), (keys, values), prompt_cache, strict=True):
-                full[row, :, :n] = shared_part[prompt[row], :, :n]
-                full[row, :, n : n + own] = part[row, :, :own]
-        row_slots = Slots(at, prompt, start)
-    for row in range(7):
-        full_keys[row, :, at[row]], full_values[row, :, at[row]] = new_key[row], new_value[row]
+    full = torch.randn(2, 7, key_heads, slots, size, device=DEVICE, dtype=dtype)
+    lengths = [min(count, slots // 2) for count in (0, 5, 64, 65, 6)]
+    prompt_of = [4, 1, 1, 2, 3, 1, 2]
+    starts = [lengths[prompt] for prompt in prompt_of]
+    at = [max(slot, start) for slot, start in zip((0, slots - 1, 3, 4, 5, slots // 2, 1), starts, strict=True)]
+    count = -(-slots // PAGE)
+    places = iter(torch.randperm(12 * (count + 1)).tolist())
+    caches = torch.full((2, 12 * (count + 1), key_heads, PAGE, size), torch.nan, device=DEVICE, dtype=dtype)
+    prompt_pages = [[next(places) for _ in range(-(-length // PAGE))] for length in lengths]
+    prompts = torch.randn(2, 5, key_heads, slots, size, device=DEVICE, dtype=dtype)
+    table = torch.full((7, 2 * count), 12 * (count + 1) - 1, device=DEVICE)
+    own_place = []
+    for row, (prompt, start, slot) in enumerate(zip(prompt_of, starts, at, strict=True)):
+        pages = prompt_pages[prompt] + [next(places) for _ in range((slot - start) // PAGE + 1)]
+        table[row, : len(pages)] = torch.tensor(pages)
+        full[:, row, :, :start] = prompts[:, prompt, :, :start]
+        for position in range(slot):
+            where = position if position < start else len(prompt_pages[prompt]) * PAGE + position - start
+            caches[:, pages[where // PAGE], :, where % PAGE] = full[:, row, :, position]
+        own_place.append((pages[len(prompt_pages[prompt]) + (slot - start) // PAGE], (slot - start) % PAGE))
+        full[0, row, :, slot], full[1, row, :, slot] = new_key[row], new_value[row]
+    at_R = torch.tensor(at, device=DEVICE)
+    slots_of_rows = Slots(at_R, torch.tensor(starts, device=DEVICE), table)
     tiles = kernel_tiles(query, Layer(None, key_heads, size, size, heads // key_heads))
     assert tiles is not None
-    slot = torch.arange(slots, device=DEVICE)
+    slot_S = torch.arange(slots, device=DEVICE)
     for softcap, window, with_sinks in product((None, 2.0), (None, 5, 100), (False, True)):
         sinks = torch.randn(heads, device=DEVICE) if with_sinks else None
-        first = (at - window + 1).clamp(min=0) if window else None
-        cache = keys.clone(), values.clone()
+        first = (at_R - window + 1).clamp(min=0) if window else None
+        cache = caches[0].clone(), caches[1].clone()
         got = decode_attention(
-            query, new_key, new_value, cache, prompt_cache, row_slots, size**-0.5, tiles, first, softcap, sinks
+            query, new_key, new_value, cache, slots_of_rows, size**-0.5, tiles, first, softcap, sinks
         )
-        seen = (slot <= at[:, None]) & (slot >= (first[:, None] if first is not None else 0))
-        inputs = (query[:, :, None].double(), full_keys[:7].double(), full_values[:7].double(), seen[:, None, None])
+        seen = (slot_S <= at_R[:, None]) & (slot_S >= (first[:, None] if first is not None else 0))
+        inputs = (query[:, :, None].double(), full[0].double(), full[1].double(), seen[:, None, None])
         wanted = capped_attention(*inputs, size**-0.5, softcap, sinks.double() if sinks is not None else None)[:, :, 0]
         error = (got.double() - wanted).norm() / wanted.norm()
         assert error < (1e-2 if dtype == torch.bfloat16 else 1e-5), (softcap, window, with_sinks)
-        own = at - row_slots.start_R if row_slots.start_R is not None else at
-        assert torch.equal(cache[0][torch.arange(7, device=DEVICE), :, own], new_key)
+        for part, new in zip(cache, (new_key, new_value), strict=True):
+            assert all(torch.equal(part[page, :, slot], new[row]) for row, (page, slot) in enumerate(own_place))
 
 
 @pytest.mark.parametrize("vocabulary", [17, 256, 300, 49152] + [151936] * (not INTERPRETED))

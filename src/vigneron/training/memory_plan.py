@@ -28,7 +28,8 @@ from vigneron.policy.model_size import ModelSize, model_size
 from vigneron.policy.pass_memory import PassMemory
 from vigneron.policy.stored import IN_BFLOAT16, StoredWeights, stored_weights
 from vigneron.remote.vllm.in_process import FREE_SHARE, min_bytes
-from vigneron.rollout.engine.key_value_cache import LARGE, SLOT_STEP
+from vigneron.rollout.engine.decode_tiles import PAGE
+from vigneron.rollout.engine.key_value_cache import LARGE
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.held_parts import HeldParts, frozen_bytes
 from vigneron.training.memory import (
@@ -194,9 +195,9 @@ class _Counting:
     # ---------------------------------------------------------------------------------------- cache and passes
 
     def cache_bytes(self, prompts: int, group: int) -> int:
-        """A prompt's keys and values once, and those of each sample, in slots as the engine rounds them."""
+        """A prompt's keys and values once, and those of each sample, in whole pages."""
         config, itemsize = self.config, 2 if self.held.bfloat16_compute else 4
-        tokens = round_up(self.memory.longest_prompt, SLOT_STEP) + group * round_up(config.completion_tokens, SLOT_STEP)
+        tokens = round_up(self.memory.longest_prompt, PAGE) + group * round_up(config.completion_tokens, PAGE)
         return prompts * tokens * self.size.cached * itemsize
 
     # --------------------------------------------------------------------------------------------------- passes

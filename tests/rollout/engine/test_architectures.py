@@ -1,6 +1,8 @@
 """Windows, chunks, caps, sinks, ALiBi and learned positions: the engine samples what transformers' model would, and a
 training pass scores it so, behind shared prompts and in packed rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -64,7 +66,10 @@ def test_what_is_sampled_and_scored_is_transformers(family: str, tokens: int, mo
         [(7 * i + j) % 250 + 1 for j in range(size)] for i, size in enumerate((tokens // 2 + 1, 3, 1)) for _ in range(2)
     ]
     # Rows are refilled.
-    monkeypatch.setattr(KeyValueCache, "_rows_at_once", lambda self, samples, tokens: min(3, samples))
+    room_for = KeyValueCache.room_for
+    monkeypatch.setattr(
+        KeyValueCache, "room_for", lambda *given, **options: replace(room_for(*given, **options), rows=3)
+    )
     sampled = sample(policy, prompts, max_new_tokens=tokens // 2, sampling=SAMPLING, seed=1)
     greedy = sample(policy, prompts, max_new_tokens=tokens // 2)
     pairs = [(prompt, sampled.ids_BT[row].tolist()) for row, prompt in enumerate(prompts)]

@@ -12,34 +12,41 @@ GB = 2**30
 LLAMA_8B = [Layer(None, heads=8, key_size=128, value_size=128, sharing=4)] * 32
 
 
-def cache_of(limit: int, *, shares: bool = True) -> KeyValueCache:
+def cache_of(limit: int, *, paged: bool = True) -> KeyValueCache:
     model = SimpleNamespace(device=torch.device("cpu"), attentions=LLAMA_8B, own_attention=False)
     cache = KeyValueCache(model, torch.bfloat16, limit)
-    cache._shares = shares  # as with the decode kernel
+    cache.paged = paged  # as with the decode kernel
     return cache
 
 
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("paged", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("prompt", "new"), [(40, 16), (100, 80), (128, 256), (65, 65), (3000, 1000)])
-def test_rounded_sizes_stay_within_the_limit(prompt: int, new: int, shares: bool) -> None:
-    """256 groups of 8 of Llama-3.1-8B in 4 GB. 16 new tokens have 64 slots: four times what they need."""
-    cache = cache_of(4 * GB, shares=shares)
-    room = cache.room_for([(prompt, 8)] * 256, new, rounded=True)
-    assert room.row_slots % 64 == 0 == room.prompt_slots % 64
-    a_prompt = cache.token_bytes * room.prompt_slots  # one more than half of the groups need
-    assert 0.9 * 4 * GB < room.tokens() * cache.token_bytes <= 4 * GB + a_prompt
+def test_rounded_sizes_stay_within_the_limit(prompt: int, new: int, paged: bool, whole: bool) -> None:
+    """256 groups of 8 of Llama-3.1-8B in 4 GB. 16 new tokens have a page of 64: four times what they need."""
+    cache = cache_of(4 * GB, paged=paged)
+    room = cache.room_for([(prompt, 8)] * 256, new, rounded=True, whole=whole)
+    assert room.row_slots % 64 == 0
+    assert 0.9 * 4 * GB < room.tokens * cache.token_bytes <= 4 * GB
     assert room.rows < 256 * 8
+    if paged:
+        page = 64 * cache.token_bytes
+        per_row = -(-prompt // 64) / 8 + (-(-new // 64) if whole else -(-new // 256))  # a quarter of the longest
+        assert room.rows == int(room.pages / per_row) == int(4 * GB // page / per_row)
 
 
-def test_prompts_are_rounded_up_where_they_fit() -> None:
-    groups = [(1000, 1)] * 17
-    large = cache_of(64 * GB)
-    room = large.room_for(groups, 64, rounded=True)
-    assert (room.rows, room.prompts) == (17, 24)
-    just_enough = cache_of(17 * (1024 + 64) * large.token_bytes)
-    assert just_enough.room_for(groups, 64, rounded=True).prompts == 17
-
-
-def test_without_graphs_sizes_are_exact() -> None:
+def test_all_samples_have_their_longest_completion_where_that_fits() -> None:
     room = cache_of(64 * GB).room_for([(100, 8)] * 20, 80)
-    assert (room.rows, room.row_slots, room.prompts, room.prompt_slots) == (160, 80, 20, 100)
+    assert (room.rows, room.pages, room.prompt_pages, room.row_pages) == (160, 20 * 2 + 160 * 2, 2, 4)
+
+
+@pytest.mark.parametrize(("whole", "rows"), [(True, 1), (False, 2)])
+def test_a_cache_that_is_too_small_holds_the_longest_sample(whole: bool, rows: int) -> None:
+    """A completion has two pages, the second of which one that ends early does not need."""
+    room = cache_of(1).room_for([(100, 8), (700, 8)], 80, whole=whole)
+    assert (room.rows, room.pages) == (rows, 11 + 2)
+
+
+def test_without_pages_and_graphs_sizes_are_exact() -> None:
+    room = cache_of(64 * GB, paged=False).room_for([(100, 8)] * 20, 80)
+    assert (room.rows, room.row_slots) == (160, 180)

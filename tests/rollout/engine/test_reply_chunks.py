@@ -38,20 +38,26 @@ def test_a_chunk_behind_a_shared_prompt(
     heads, key_heads, size, scale = 4, 2, 8, 0.3
     starts, owns, lengths, width = [5, 3], [2, 4], [3, 1], 3
     sequences = [torch.randn(2, key_heads, start + own + width, size) for start, own in zip(starts, owns, strict=True)]
-    cache, prompt_cache = torch.randn(2, 4, key_heads, 9, size), torch.randn(2, 3, key_heads, 6, size)
-    rows, prompts = [3, 1], [0, 2]
-    for row, prompt, start, own, sequence in zip(rows, prompts, starts, owns, sequences, strict=True):
-        prompt_cache[:, prompt, :, :start] = sequence[:, :, :start]
-        cache[:, row, :, :own] = sequence[:, :, start : start + own]
+    cache = torch.randn(2, 8, key_heads, 4, size)
+    pages = [[3, 1, 5, 2], [0, 6, 4, 7]]  # of prompt and row; the last of the second row is the spare one
+    place = [
+        [(row[i // 4], i % 4) for i in (*range(start), *range(-(-start // 4) * 4, 16))]
+        for row, start in zip(pages, starts, strict=True)
+    ]
+    for n, (start, own, sequence) in enumerate(zip(starts, owns, sequences, strict=True)):
+        for position in range(start + own):
+            page, slot = place[n][position]
+            cache[:, page, :, slot] = sequence[:, :, position]
     query = torch.randn(2, heads, width, size)
     new = [torch.stack([sequence[i, :, -width:] for sequence in sequences]) for i in range(2)]
     first = [start + own for start, own in zip(starts, owns, strict=True)]
-    chunk = Chunk(*(torch.tensor(each) for each in (rows, first, lengths)), max(owns), width)
-    chunk = replace(chunk, prompt_N=torch.tensor(prompts), start_N=torch.tensor(starts))
+    chunk = Chunk(*(torch.tensor(each) for each in ([3, 1], first, lengths)), max(owns), width)
+    chunk = replace(chunk, start_N=torch.tensor(starts), pages_NM=torch.tensor(pages))
     extra = AttentionModifiers(local, **modifiers)
     monkeypatch.setattr(cached_attention, "SCORE_BYTES", scores)
-    out = attend_to_chunk(query, *new, tuple(cache), tuple(prompt_cache), chunk, scale, extra)
-    for n, (row, sequence) in enumerate(zip(rows, sequences, strict=True)):
+    monkeypatch.setattr(cached_attention, "PAGE", 4)
+    out = attend_to_chunk(query, *new, tuple(cache), chunk, scale, extra)
+    for n, sequence in enumerate(sequences):
         for i in range(lengths[n]):
             position = first[n] + i
             seen = range(position + 1)
@@ -64,7 +70,8 @@ def test_a_chunk_behind_a_shared_prompt(
                 scores = 2 * torch.tanh(scores / 2)
             expected = (scores.softmax(-1)[..., None] * values).sum(1)
             torch.testing.assert_close(out[n, :, i], expected, atol=1e-5, rtol=0)
-            torch.testing.assert_close(cache[0, row, :, owns[n] + i], sequence[0, :, position])
+            page, slot = place[n][position]
+            torch.testing.assert_close(cache[0, page, :, slot], sequence[0, :, position])
 
 
 def test_layers_of_a_pass_share_a_mask_only_if_they_see_the_same() -> None:
@@ -75,7 +82,7 @@ def test_layers_of_a_pass_share_a_mask_only_if_they_see_the_same() -> None:
     chunk = Chunk(torch.tensor([3, 1]), torch.tensor([5, 2]), torch.tensor([3, 1]), 5, 3)
     kinds = [AttentionModifiers(local, softcap) for softcap in (None, 2.0) for local in (LocalAttention(2), None)]
     shared, own = (
-        [attend_to_chunk(query, *new, cache, None, of(), 0.3, kind) for kind in kinds]
+        [attend_to_chunk(query, *new, cache, of(), 0.3, kind) for kind in kinds]
         for of in (lambda: chunk, lambda: replace(chunk))
     )
     for one, other in zip(shared, own, strict=True):

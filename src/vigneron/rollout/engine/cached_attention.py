@@ -1,10 +1,10 @@
 """Attention with a static key/value cache in which every row has its own length.
 
-transformers passes queries, keys and values to a registered attention function; this one keeps the cache itself. A
-row's token at position p is in slot p, so rows may have any length, a finished row is overwritten by a new prompt, and
-addresses never change (a CUDA graph stays valid). Where the decode kernel runs, prompts have a cache of their own that
-the rows of a group share, and a row's first slot is that of its first new token. `policy.attention` has the windows,
-caps and sinks.
+transformers passes queries, keys and values to a registered attention function; this one keeps the cache itself.
+Addresses never change, so a CUDA graph stays valid. A cache is [rows, key heads, slots, size]: a row's token at
+position p is in slot p, rows may have any length, and a finished row is overwritten by a new prompt. Or, where the
+decode kernel runs, it is paged, [pages, key heads, PAGE, size]: a row has the pages of its prompt, which the rows of a
+group share, and then its own. `policy.attention` has the windows, caps and sinks.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 
 from vigneron.policy.attention import Unsupported, capped_attention, is_local, local_attention, local_mask
 from vigneron.policy.compiling import can_run_kernels
-from vigneron.rollout.engine.decode_tiles import Slots, Tiles, choose_tiles, shared_memory
+from vigneron.rollout.engine.decode_tiles import PAGE, Slots, Tiles, choose_tiles, shared_memory
 
 NAME = "vigneron_cached"
 T = TypeVar("T")
@@ -64,16 +64,17 @@ class AttentionModifiers:
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Tokens that rows with a cache read in one pass of `width` tokens a row: row `row_N[n]` reads `length_N[n]` of
-    them, from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens in its own cache before.
-    With shared prompts, `prompt_N` and `start_N` are as in `Slots`."""
+    them, from slot `first_N[n]` on; the others are padding. No row has more than `past` tokens before. In a paged cache
+    those of its prompt, `start_N[n]`, are not among them, and `pages_NM` are the pages that the chunk reads or writes.
+    """
 
     row_N: Tensor
     first_N: Tensor
     length_N: Tensor
     past: int
     width: int
-    prompt_N: Tensor | None = None
     start_N: Tensor | None = None
+    pages_NM: Tensor | None = None
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What all layers of a pass use."""
 
@@ -96,8 +97,8 @@ class Chunk:
         )
 
     def _part(self, rows: slice) -> "Chunk":
-        shared = (None if each is None else each[rows] for each in (self.prompt_N, self.start_N))
-        return Chunk(self.row_N[rows], self.first_N[rows], self.length_N[rows], self.past, self.width, *shared)
+        paged = (None if each is None else each[rows] for each in (self.start_N, self.pages_NM))
+        return Chunk(self.row_N[rows], self.first_N[rows], self.length_N[rows], self.past, self.width, *paged)
 
 
 def cached_attention(
@@ -111,7 +112,7 @@ def cached_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    cache_rows: Int[Tensor, " R"] | None = None,
+    cache_rows: Int[Tensor, " R"] | Int[Tensor, "R M"] | None = None,
     cache_first: int = 0,
     cache_slots: Slots | None = None,
     cache_chunk: Chunk | None = None,
@@ -119,8 +120,8 @@ def cached_attention(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention that updates the cache: with `cache_slots`, one new token per row at its slot; with `cache_chunk`,
-    several behind those that rows have; with `cache_rows`, the tokens of prompts for those rows, from slot
-    `cache_first` on. `discover` collects the calling modules.
+    several behind those that rows have; with `cache_rows`, the tokens of prompts for those rows, or the pages of each
+    in a paged cache, from slot `cache_first` on. `discover` collects the calling modules.
     """
     if others.get("position_bias") is not None:
         raise Unsupported("a position bias")
@@ -135,25 +136,39 @@ def cached_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if cache_slots is not None:
         new = query[:, :, 0], key[:, :, 0], value[:, :, 0]
-        return attend_to_cache(*new, cache, module.vigneron_prompt_cache, cache_slots, scale, modifiers)[:, None], None
+        return attend_to_cache(*new, cache, cache_slots, scale, modifiers)[:, None], None
     if cache_chunk is not None:
-        caches = cache, module.vigneron_prompt_cache
-        return attend_to_chunk(query, key, value, *caches, cache_chunk, scale, modifiers).transpose(1, 2), None
-    cache = module.vigneron_prompt_cache or cache
+        return attend_to_chunk(query, key, value, cache, cache_chunk, scale, modifiers).transpose(1, 2), None
     write_prompts(cache, key, value, cache_rows, cache_first)
     if cache_first:  # the tokens before these are in the cache
-        key, value = (part[cache_rows, :, : cache_first + key.shape[2]] for part in cache)
+        key, value = (read_prompts(part, cache_rows, cache_first + key.shape[2]) for part in cache)
     return attend_to_prompt(query, key, value, scale, modifiers).transpose(1, 2), None
 
 
 Cache = tuple[Tensor, Tensor]
-"""Keys and values of a layer, [rows, key heads, slots, size] each."""
+"""Keys and values of a layer, [rows, key heads, slots, size] or [pages, key heads, PAGE, size] each."""
 
 
 def write_prompts(cache: Cache, key: Tensor, value: Tensor, rows: Tensor | None, first: int = 0) -> None:
-    """Write the tokens of prompts into `rows`, from slot `first` on."""
+    """Write the tokens of prompts into `rows`, or into the pages of each, from slot `first` on."""
     for part, new in zip(cache, (key, value), strict=True):
-        part[rows, :, first : first + new.shape[2]] = new
+        if rows is not None and rows.ndim == 2:
+            slot_S = torch.arange(first, first + new.shape[2], device=new.device)
+            part[rows[:, slot_S // PAGE], :, slot_S % PAGE] = new.transpose(1, 2)
+        else:
+            part[rows, :, first : first + new.shape[2]] = new
+
+
+def read_prompts(part: Tensor, rows: Tensor | None, end: int) -> Tensor:
+    """The first `end` slots of `rows`, or of the pages of each."""
+    if rows is not None and rows.ndim == 2:
+        return in_order(part, rows)[:, :, :end]
+    return part[rows, :, :end]
+
+
+def in_order(part: Tensor, pages_NM: Int[Tensor, "N M"]) -> Float[Tensor, "N K S D"]:
+    """A copy of the keys or values in these pages, one page after another."""
+    return part[pages_NM].transpose(1, 2).flatten(2, 3)
 
 
 def write_tokens(cache: Cache, key_RKD: Tensor, value_RKE: Tensor, slots_R: Tensor) -> None:
@@ -167,14 +182,22 @@ def write_chunk(cache: Cache, key_NKSD: Tensor, value_NKSE: Tensor, chunk: Chunk
     """Write the tokens of a chunk. Padding goes behind them, where the row's next tokens overwrite it, or into the last
     slot, which no chunk reaches: a reply leaves room for another token."""
 
-    def slots() -> tuple[Tensor, Tensor]:
-        first_N = chunk.first_N if chunk.start_N is None else chunk.first_N - chunk.start_N
-        slot_NS = first_N[:, None] + torch.arange(chunk.width, device=first_N.device)
-        return chunk.row_N[:, None], slot_NS.clamp(max=cache[0].shape[2] - 1)
+    def places() -> tuple[Tensor, Tensor]:
+        slot_NS = chunk.first_N[:, None] + torch.arange(chunk.width, device=chunk.first_N.device)
+        if chunk.pages_NM is None or chunk.start_N is None:
+            return chunk.row_N[:, None], slot_NS.clamp(max=cache[0].shape[2] - 1)
+        behind_N1 = (own_page(chunk.start_N) * PAGE - chunk.start_N)[:, None]  # the prompt's last page may not be full
+        slot_NS = (slot_NS + behind_N1).clamp(max=chunk.pages_NM.shape[1] * PAGE - 1)
+        return chunk.pages_NM.gather(1, slot_NS // PAGE), slot_NS % PAGE
 
-    row_N1, slot_NS = chunk.keep(("slots", cache[0].shape[2]), slots)
+    place_NS, slot_NS = chunk.keep(("places", cache[0].shape[2]), places)
     for part, new in zip(cache, (key_NKSD, value_NKSE), strict=True):
-        part[row_N1, :, slot_NS] = new.transpose(1, 2)
+        part[place_NS, :, slot_NS] = new.transpose(1, 2)
+
+
+def own_page(start: Tensor) -> Tensor:
+    """The first page of a row behind a prompt of `start` tokens."""
+    return (start + PAGE - 1) // PAGE
 
 
 def attend_to_prompt(query: Tensor, key: Tensor, value: Tensor, scale: float, modifiers: AttentionModifiers) -> Tensor:
@@ -233,7 +256,6 @@ def attend_to_chunk(
     key_NKSD: Float[Tensor, "N K S D"],
     value_NKSE: Float[Tensor, "N K S E"],
     cache: Cache,
-    prompt_cache: Cache | None,
     chunk: Chunk,
     scale: float,
     modifiers: AttentionModifiers,
@@ -241,19 +263,16 @@ def attend_to_chunk(
     """Write a chunk's keys and values, and let each of its tokens attend to its row's slots up to its own."""
     write_chunk(cache, key_NKSD, value_NKSE, chunk)
     _, heads, width, _ = query_NHSD.shape
-    end = chunk.past + width
-    prompt_slots = 0 if prompt_cache is None else prompt_cache[0].shape[2]
+    end = chunk.past + width if chunk.pages_NM is None else chunk.pages_NM.shape[1] * PAGE
     sharing = heads // cache[0].shape[1]
     copied = sum(part[0, :, 0].numel() * part.itemsize for part in cache)  # bytes of a slot
     scores = 2 * sharing * width if modifiers.plain else 4 * heads * width  # of the mask alone, or of all scores
-    size = max(1, SCORE_BYTES // ((prompt_slots + end) * max(scores, copied)))
+    size = max(1, SCORE_BYTES // (end * max(scores, copied)))
     outs = []
     for rows, query in zip(chunk.parts(size), query_NHSD.split(size), strict=True):
-        key, value = (part[rows.row_N, :, :end] for part in cache)
-        if prompt_cache is not None:
-            of_prompt = (part[rows.prompt_N] for part in prompt_cache)
-            key, value = (torch.cat(pair, 2) for pair in zip(of_prompt, (key, value), strict=True))
-        kind = prompt_slots, key.shape[2], modifiers.local
+        pages_NM = rows.pages_NM
+        key, value = (part[rows.row_N, :, :end] if pages_NM is None else in_order(part, pages_NM) for part in cache)
+        kind = key.shape[2], modifiers.local
         allowed = rows.keep(kind, partial(_chunk_mask, rows, *kind))
         if modifiers.plain:
             mask = rows.keep((*kind, sharing), partial(_folded_mask, allowed, sharing))
@@ -263,14 +282,15 @@ def attend_to_chunk(
     return torch.cat(outs) if len(outs) > 1 else outs[0]
 
 
-def _chunk_mask(chunk: Chunk, prompt_slots: int, keys: int, local: Any) -> Tensor:
-    """What each token of a chunk sees [N, 1, S, keys]: keys of the shared prompt, if any, and then the row's."""
+def _chunk_mask(chunk: Chunk, keys: int, local: Any) -> Tensor:
+    """What each token of a chunk sees [N, 1, S, keys]: the row's slots, or those of its pages."""
     query_NS1 = chunk.positions()[:, :, None]
     key_N1L = torch.arange(keys, device=query_NS1.device)[None, None]
     if chunk.start_N is not None:
         start_N11 = chunk.start_N[:, None, None]
+        own_N11 = own_page(start_N11) * PAGE
         of_prompt = torch.where(key_N1L < start_N11, key_N1L, query_NS1.max() + 1)  # what follows the prompt is hidden
-        key_N1L = torch.where(key_N1L < prompt_slots, of_prompt, key_N1L - prompt_slots + start_N11)
+        key_N1L = torch.where(key_N1L < own_N11, of_prompt, key_N1L - own_N11 + start_N11)
     seen = key_N1L <= query_NS1
     return (seen if local is None else seen & local.sees(query_NS1, key_N1L))[:, None]
 
@@ -280,22 +300,22 @@ def attend_to_cache(
     key_RKD: Float[Tensor, "R K D"],
     value_RKE: Float[Tensor, "R K E"],
     cache: Cache,
-    prompt_cache: Cache | None,
     slots: Slots,
     scale: float,
     modifiers: AttentionModifiers,
 ) -> Float[Tensor, "R H E"]:
-    """Write each row's new key and value, and attend to its slots up to its own, or to a local layer's last ones; the
-    rows are the first R of the cache."""
+    """Write each row's new key and value, and attend to its slots up to its own, or to a local layer's last ones. The
+    rows are the first R of the cache, if it is not paged."""
     keys, values = cache
     slots_R = slots.slot_R
     first_R = modifiers.local.first(slots_R) if modifiers.local is not None else None
-    tiles = kernel_tiles(query_RHD, Layer.of(None, query_RHD[:, :, None], key_RKD[:, :, None], value_RKE[:, :, None]))
-    if tiles is not None:
+    if slots.pages_RN is not None:
         from vigneron.rollout.engine.decode_kernel import decode_attention
 
         new = query_RHD, key_RKD, value_RKE
-        return decode_attention(*new, cache, prompt_cache, slots, scale, tiles, first_R, *_capped(modifiers))
+        tiles = kernel_tiles(query_RHD, Layer.of(None, *(part[:, :, None] for part in new)))
+        assert tiles is not None
+        return decode_attention(*new, cache, slots, scale, tiles, first_R, *_capped(modifiers))
     write_tokens(cache, key_RKD, value_RKE, slots_R)
     count, heads, _ = query_RHD.shape
     at_S = torch.arange(keys.shape[2], device=slots_R.device)

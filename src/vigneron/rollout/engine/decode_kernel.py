@@ -1,9 +1,9 @@
-"""Triton kernel: attention of one new token per row over its cached keys and values, each read once. It also writes
-the new token's key and value into the cache.
+"""Triton kernel: attention of one new token per row over its keys and values in a paged cache, each read once. It also
+writes the new token's key and value into the cache.
 
-A program handles one row and one key head, with all query heads that share it. Rows of a group share the keys and
-values of their prompt, which are in a cache of their own. Windows, caps and sinks are those of `policy.attention`: a
-row's first slot, c · tanh(score / c), and exp(sink) in the softmax's denominator.
+A program handles one row and one key head, with all query heads that share it. A row's pages are those of its prompt,
+which the rows of a group share, and then its own. Windows, caps and sinks are those of `policy.attention`: a row's
+first slot, c · tanh(score / c), and exp(sink) in the softmax's denominator.
 """
 
 import torch
@@ -11,19 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vigneron.rollout.engine.decode_tiles import Slots, Tiles
+from vigneron.rollout.engine.decode_tiles import PAGE, Slots, Tiles
 
 
 @triton.jit
 def _block(  # type: ignore[no-untyped-def]
-    q, keys, values, base, slot, first, length, cache_slot, highest, total, mixed,
-    D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr,
+    q, keys, values, pages, of_head, slot, first, length, cache_page, cache_slot, highest, total, mixed,
+    D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SCALE: tl.constexpr,
+    CAP: tl.constexpr,
 ):  # fmt: skip
-    """The softmax so far, with the slots from `slot` on that are in [first, length)."""
+    """The softmax so far, with the slots from `slot` on that are in [first, length). They are in one page."""
     d = tl.arange(0, D_PADDED)
     s = slot + tl.arange(0, BLOCK)
     inside = (s[:, None] < length) & (d[None, :] < D)
-    offset = base + s[:, None].to(tl.int64) * cache_slot + d[None, :]
+    base = tl.load(pages + slot // PAGE) * cache_page + of_head
+    offset = base + (s % PAGE)[:, None].to(tl.int64) * cache_slot + d[None, :]
     k = tl.load(keys + offset, mask=inside, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
     if CAP > 0:
@@ -41,12 +43,11 @@ def _block(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _decode(  # type: ignore[no-untyped-def]
-    query, new_key, new_value, keys, values, prompt_keys, prompt_values,
-    slots, prompts, starts, firsts, sinks, out,
+    query, new_key, new_value, keys, values, slots, starts, pages, firsts, sinks, out,
     query_row, query_head, key_row, key_head, value_row, value_head,
-    cache_row, cache_head, cache_slot, prompt_row, prompt_head, prompt_slot,
+    cache_page, cache_head, cache_slot, pages_row,
     SHARING: tl.constexpr, SHARING_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr,
-    SCALE: tl.constexpr, SHARED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    PAGE: tl.constexpr, SCALE: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -62,26 +63,25 @@ def _decode(  # type: ignore[no-untyped-def]
     if SINKS:  # as a slot with this score and the value 0
         highest = tl.load(sinks + head * SHARING + g, mask=g < SHARING, other=0.0).to(tl.float32)
         total = tl.full([SHARING_PADDED], 1.0, tl.float32)
-    start = slot * 0
-    if SHARED:
-        start = tl.load(starts + row)
-        base = tl.load(prompts + row).to(tl.int64) * prompt_row + head * prompt_head
-        for at in range(first // BLOCK * BLOCK, start, BLOCK):
-            highest, total, mixed = _block(
-                q, prompt_keys, prompt_values, base, at, first, start, prompt_slot, highest, total, mixed,
-                D, D_PADDED, BLOCK, SCALE, CAP,
-            )  # fmt: skip
-    base = row * cache_row + head * cache_head
-    own_first = tl.maximum(first - start, 0)
+    start = tl.load(starts + row)
     own = slot - start
+    pages += row * pages_row
+    own_pages = pages + (start + PAGE - 1) // PAGE
+    of_head = head * cache_head
+    for at in range(first // BLOCK * BLOCK, start, BLOCK):
+        highest, total, mixed = _block(
+            q, keys, values, pages, of_head, at, first, start, cache_page, cache_slot, highest, total, mixed,
+            D, D_PADDED, BLOCK, PAGE, SCALE, CAP,
+        )  # fmt: skip
+    own_first = tl.maximum(first - start, 0)
     for at in range(own_first // BLOCK * BLOCK, own, BLOCK):
         highest, total, mixed = _block(
-            q, keys, values, base, at, own_first, own, cache_slot, highest, total, mixed,
-            D, D_PADDED, BLOCK, SCALE, CAP,
+            q, keys, values, own_pages, of_head, at, own_first, own, cache_page, cache_slot, highest, total, mixed,
+            D, D_PADDED, BLOCK, PAGE, SCALE, CAP,
         )  # fmt: skip
     k = tl.load(new_key + row * key_row + head * key_head + d, mask=d < D, other=0.0)
     v = tl.load(new_value + row * value_row + head * value_head + d, mask=d < D, other=0.0)
-    to = base + own.to(tl.int64) * cache_slot + d
+    to = tl.load(own_pages + own // PAGE) * cache_page + of_head + own % PAGE * cache_slot + d
     tl.store(keys + to, k, mask=d < D)
     tl.store(values + to, v, mask=d < D)
     score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * SCALE
@@ -101,7 +101,6 @@ def decode_attention(
     key_RKD: Tensor,
     value_RKD: Tensor,
     cache: tuple[Tensor, Tensor],
-    prompt_cache: tuple[Tensor, Tensor] | None,
     slots: Slots,
     scale: float,
     tiles: Tiles,
@@ -110,25 +109,24 @@ def decode_attention(
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """Attention of `query_RHD` over the cached keys and values from slot `first_R` on and the new ones, which go into
-    the cache at `slots`. Caches are [C, K, S, D]; without `prompt_cache` a row's cache has its prompt too."""
+    the cache at `slots`. Keys and values are [pages, K, PAGE, D]."""
     rows, heads, size = query_RHD.shape
     keys, values = cache
-    prompt_keys, prompt_values = prompt_cache or cache
     key_heads = keys.shape[1]
     query, key, value = (
         part if part.stride(-1) == 1 else part.contiguous() for part in (query_RHD, key_RKD, value_RKD)
     )
     out = torch.empty(rows, heads, size, dtype=query.dtype, device=query.device)
+    slot_R, start_R, pages_RN = slots
+    assert start_R is not None
+    assert pages_RN is not None
     _decode[(rows, key_heads)](
-        query, key, value, keys, values, prompt_keys, prompt_values,
-        slots.slot_R, slots.slot_R if slots.prompt_R is None else slots.prompt_R,
-        slots.slot_R if slots.start_R is None else slots.start_R,
-        slots.slot_R if first_R is None else first_R, slots.slot_R if sinks_H is None else sinks_H.contiguous(), out,
+        query, key, value, keys, values, slot_R, start_R, pages_RN,
+        slot_R if first_R is None else first_R, slot_R if sinks_H is None else sinks_H.contiguous(), out,
         query.stride(0), query.stride(1), key.stride(0), key.stride(1), value.stride(0), value.stride(1),
-        keys.stride(0), keys.stride(1), keys.stride(2),
-        prompt_keys.stride(0), prompt_keys.stride(1), prompt_keys.stride(2),
+        keys.stride(0), keys.stride(1), keys.stride(2), pages_RN.stride(0),
         SHARING=heads // key_heads, SHARING_PADDED=tiles.sharing, D=size, D_PADDED=tiles.size, BLOCK=tiles.block,
-        SCALE=scale, SHARED=prompt_cache is not None, WINDOW=first_R is not None, CAP=softcap or 0.0,
-        SINKS=sinks_H is not None, num_warps=4, num_stages=tiles.stages,
+        PAGE=PAGE, SCALE=scale, WINDOW=first_R is not None, CAP=softcap or 0.0, SINKS=sinks_H is not None,
+        num_warps=4, num_stages=tiles.stages,
     )  # fmt: skip
     return out

@@ -13,9 +13,9 @@ from vigneron.policy.compiling import can_run_kernels, compiled_on_gpu
 @dataclass
 class DecodeState:
     """One entry per row. `ids` holds `written` tokens; the `last` of them goes into the cache next, at `slot`. Its
-    position is `slot` + `offset`, which marks long sequences (see `policy.longrope`). `prompt` is the row's prompt of
-    `start` tokens among the shared ones. The first `given` tokens of `ids` are not drawn: those after the `written`
-    ones are a reply that the row reads next."""
+    position is `slot` + `offset`, which marks long sequences (see `policy.longrope`). The prompt has `start` tokens.
+    `pages`, in a paged cache, are those of the prompt and then of the completion. The first `given` tokens of `ids` are
+    not drawn: those after the `written` ones are a reply that the row reads next."""
 
     last: Int[Tensor, " R"]
     slot: Int[Tensor, " R"]
@@ -24,24 +24,26 @@ class DecodeState:
     given: Int[Tensor, " R"]
     limit: Int[Tensor, " R"]
     key: Int[Tensor, " R"]
-    prompt: Int[Tensor, " R"]
     start: Int[Tensor, " R"]
     running: Bool[Tensor, " R"]
     ended: Bool[Tensor, " R"]
+    pages: Int[Tensor, "R M"]
     ids: Int[Tensor, "R T"]
     logprobs: Float[Tensor, "R T"]
 
     @classmethod
-    def empty(cls, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> "DecodeState":
+    def empty(
+        cls, rows: int, tokens: int, device: torch.device, dtype: torch.dtype, *, pages: int = 0
+    ) -> "DecodeState":
         """A blank state. One column more than `tokens` takes the writes of rows that have ended."""
 
         def blank(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
-        last, slot, offset, written, given, limit, key, prompt, start = (blank(torch.long) for _ in range(9))
-        running, ended = blank(torch.bool), blank(torch.bool)
+        last, slot, offset, written, given, limit, key, start = (blank(torch.long) for _ in range(8))
+        running, ended, table = blank(torch.bool), blank(torch.bool), blank(torch.long, pages)
         ids, logprobs = blank(torch.long, tokens + 1), blank(dtype, tokens + 1)
-        return cls(last, slot, offset, written, given, limit, key, prompt, start, running, ended, ids, logprobs)
+        return cls(last, slot, offset, written, given, limit, key, start, running, ended, table, ids, logprobs)
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -55,12 +57,18 @@ class DecodeState:
         for tensor in self.tensors():
             tensor[target] = tensor[source]
 
+    def vacate(self, at: slice | Int[Tensor, " N"], spare: int) -> None:
+        """Rows `at` have no sample: what is computed for them until they get one goes into the spare page."""
+        self.running[at] = False
+        self.slot[at] = self.start[at] = 0
+        self.pages[at] = spare
+
     def begin(
-        self, at: Int[Tensor, " N"], *, length: Tensor, offset: Tensor, key: Tensor, limit: Tensor, prompt: Tensor
+        self, at: Int[Tensor, " N"], *, length: Tensor, offset: Tensor, key: Tensor, limit: Tensor, pages: Tensor
     ) -> None:
         """Start new samples in rows `at`, before their first token, behind prompts of `length` tokens."""
         self.slot[at], self.offset[at], self.key[at], self.limit[at] = length - 1, offset, key, limit
-        self.prompt[at], self.start[at] = prompt, length
+        self.start[at], self.pages[at] = length, pages
         self.written[at] = self.given[at] = 0
         self.running[at] = True
         self.ended[at] = False

@@ -29,17 +29,21 @@ class Tiles(NamedTuple):
         return numbers * itemsize + SPARE
 
 
+PAGE = 64
+"""Tokens of a page: a multiple of every block."""
+
+
 class Slots(NamedTuple):
-    """Where rows are: the slot of each one's new token, and with shared prompts the prompt and its length, which is
-    subtracted from slots in the row's own cache."""
+    """Where rows are: the slot of each one's new token, and in a paged cache the length of each one's prompt and the
+    pages of prompt and completion, which begins on a page of its own."""
 
     slot_R: Tensor
-    prompt_R: Tensor | None = None
     start_R: Tensor | None = None
+    pages_RN: Tensor | None = None
 
 
 CHOICES = ((64, 3), (32, 3), (16, 3), (16, 2), (16, 1))
-"""Blocks and stages, the fastest first."""
+"""Blocks, which divide a page, and stages, the fastest first."""
 
 
 @cache

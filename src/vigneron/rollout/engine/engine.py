@@ -1,4 +1,5 @@
-"""The sampling engine: a static cache, one prefill per group, and rows refilled as they end (continuous batching).
+"""The sampling engine: a static cache, paged where its kernel runs, one prefill per group, and rows refilled as they
+end (continuous batching).
 
 On a CUDA device a decode step of all rows, sampling included, is one CUDA graph, captured once for each number of rows;
 the host checks every few steps which rows have ended. On a CPU the steps run directly. `key_value_cache` has the cache.
@@ -20,9 +21,9 @@ from vigneron.policy.model import MOST_GRAPHED, Policy
 from vigneron.rollout.engine.cached_attention import Chunk
 from vigneron.rollout.engine.conversation_schedule import ConversationSchedule
 from vigneron.rollout.engine.decode_state import DecodeState, choose
-from vigneron.rollout.engine.decode_tiles import Slots
+from vigneron.rollout.engine.decode_tiles import PAGE, Slots
 from vigneron.rollout.engine.inference_model import InferenceModel
-from vigneron.rollout.engine.key_value_cache import SLOT_STEP, KeyValueCache, Room
+from vigneron.rollout.engine.key_value_cache import KeyValueCache, Room, pages_for
 from vigneron.rollout.engine.prompt_groups import prompt_groups
 from vigneron.rollout.engine.request import Completions, Request, blank_completions
 from vigneron.rollout.engine.schedule import Schedule
@@ -85,14 +86,16 @@ class Engine:
             self._model.refresh()
         if self._end_ids != self._policy.eos_ids:
             self._set_ends()
-        room = self._cache.room_for(prompt_groups(request.prompt_ids), request.width, rounded=self.graphed)
+        stops = stop_strings(self._policy.tokenizer, request.stop)
+        whole = request.replies is not None or not (self._end_ids or stops)  # see `Schedule`
+        groups = prompt_groups(request.prompt_ids)
+        room = self._cache.room_for(groups, request.width, rounded=self.graphed, whole=whole)
         if self.graphed:
             more = replace(room, rows=self.rows_for(room.rows))
             all_fit = room.rows == len(request.prompt_ids) and self._cache.fits(more)
             room = more if all_fit else replace(room, rows=rows_within(room.rows))
         self._make_room(room, zeroed=request.replies is not None)
         self._new_tokens = request.width
-        stops = stop_strings(self._policy.tokenizer, request.stop)
         try:
             done = blank_completions(request, self._policy)
             if request.replies is not None:
@@ -110,9 +113,8 @@ class Engine:
         return self._policy.position_offset(prompt, self._new_tokens)
 
     @property
-    def prompts(self) -> int:
-        """How many prompts the cache has room for beside the rows; 0 if rows have their own copy."""
-        return self._cache.room.prompts
+    def paged(self) -> bool:
+        return self._cache.paged
 
     def _make_room(self, room: Room, *, zeroed: bool) -> None:
         """Have a cache and a state that are large enough. New addresses invalidate all graphs.
@@ -125,25 +127,27 @@ class Engine:
             self._graphs.clear()
             self._cache.allocate(room)
             dtype = torch.float64 if self._cache.dtype == torch.float64 else torch.float32
-            self.state = DecodeState.empty(room.rows, room.new_tokens, self.device, dtype)
+            self.state = DecodeState.empty(room.rows, room.new_tokens, self.device, dtype, pages=room.row_pages)
         self._cache.take_back(zeroed=zeroed)
 
     # ------------------------------------------------------------------------------ the two passes over the model
 
-    def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> Tensor:
-        """Write the keys and values of prompts into their places: prompts of the cache, or rows. Returns the state
-        after each prompt."""
+    def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Tensor:
+        """Write the keys and values of prompts into their places: pages, or a row. Returns the state after each
+        prompt."""
         count, width = len(prompts), max(len(prompt) for prompt in prompts)
         if self.graphed:
             count, width = round_to_bucket(count), min(round_up(width, 16), self._policy.context_length or width)
             width = min(width, self._cache.room.widest_prompt)
         ids = torch.full((count, width), self._policy.pad_id)
-        into = torch.full((count,), self._cache.spare_place)
+        into = torch.full((count, pages_for(width) if self.paged else 1), self._cache.room.spare)
         last = torch.zeros(count, dtype=torch.long)
         offset = torch.zeros(count, dtype=torch.long)
         for i, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
             ids[i, : len(prompt)] = torch.tensor(prompt)
-            into[i], last[i], offset[i] = place, len(prompt) - 1, self.position_offset(len(prompt))
+            into[i, : len(place)] = torch.tensor(place)
+            last[i], offset[i] = len(prompt) - 1, self.position_offset(len(prompt))
+        into = into if self.paged else into[:, 0]
         parts = []
         step = PREFILL_TOKENS if self._model.own_attention else width
         for first in range(0, width, step):
@@ -168,7 +172,7 @@ class Engine:
     def read(self, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], written: Sequence[int]) -> None:
         """Read the next given tokens of rows, so many each, in few passes instead of one decode step a token. `prompts`
         and `written` are the tokens of each row's prompt, and those behind it, before the given ones."""
-        starts = [0 if self.prompts else prompt for prompt in prompts]  # of the tokens in a row's own cache
+        starts = [0 if self.paged else prompt for prompt in prompts]  # of the tokens in a row's own cache
         pasts = [start + count - 1 for start, count in zip(starts, written, strict=True)]
         for first in range(0, max(lengths), CHUNK_TOKENS):
             still = [i for i, length in enumerate(lengths) if length > first]
@@ -178,7 +182,7 @@ class Engine:
             if self.graphed and self._is_small(len(chosen) * width):  # few sizes: the last row is read several times
                 more = round_to_bucket(len(chosen), per_doubling=2) - len(chosen)
                 chosen, left = chosen + chosen[-1:] * more, left + left[-1:] * more
-                past, width = round_to_bucket(past, per_doubling=1, smallest_step=SLOT_STEP), round_to_bucket(width)
+                past, width = round_to_bucket(past, per_doubling=1, smallest_step=PAGE), round_to_bucket(width)
             inputs = [torch.tensor(chosen), torch.tensor(left)]
             key = ("read", len(chosen), first, past, width)
             self._pass(key, len(chosen) * width, partial(self._read, first, past, width), inputs)
@@ -186,8 +190,10 @@ class Engine:
 
     def _read(self, first: int, past: int, width: int, row_N: Tensor, length_N: Tensor) -> Tensor:
         state = self.state
-        shared = (state.prompt[row_N], state.start[row_N]) if self.prompts else ()
-        chunk = Chunk(row_N, state.slot[row_N] + first, length_N, past, width, *shared)
+        chunk = Chunk(row_N, state.slot[row_N] + first, length_N, past, width)
+        if self.paged:
+            count = self._cache.room.prompt_pages + pages_for(past + width)
+            chunk = replace(chunk, start_N=state.start[row_N], pages_NM=state.pages[row_N, :count])
         position_NS = chunk.positions() + state.offset[row_N][:, None]
         hidden_NSH = self._model.hidden(state.unread(row_N, first, width), position_NS, cache_chunk=chunk)
         return hidden_NSH[:, 0].clone()
@@ -218,7 +224,7 @@ class Engine:
     def _decode(self, count: int, sampling: Sampling | None) -> None:
         state = self.state.first(count)
         position_R1 = (state.slot + state.offset)[:, None]
-        slots = Slots(state.slot, state.prompt, state.start) if self.prompts else Slots(state.slot)
+        slots = Slots(state.slot, state.start, state.pages) if self.paged else Slots(state.slot)
         hidden_RH = self._model.hidden(state.last[:, None], position_R1, cache_slots=slots)[:, 0]
         token_R, logprob_R = choose(self._model.logits(hidden_RH), state.key, state.written - state.given, sampling)
         self.state.write(slice(0, count), token_R, logprob_R, self.ends)
@@ -228,7 +234,8 @@ class Engine:
         if targets:
             source, target = to_device([sources, targets], self.device).unbind()
             self.state.move(source, target)
-            self._cache.move(source, target)
+            if not self.paged:
+                self._cache.move(source, target)
 
     def clear_graphs(self) -> None:
         self._graphs.clear()

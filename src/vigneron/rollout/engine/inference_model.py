@@ -138,10 +138,10 @@ class InferenceModel:
             chunk = copies[start : start + 32]
             torch._foreach_copy_([copy for copy, _ in chunk], [source() for _, source in chunk])
 
-    def attach(self, caches: Sequence[Cache], prompt_caches: Sequence[Cache | None]) -> None:
-        """Give each layer its keys and values, and those of the prompts if rows share them."""
-        for layer, cache, prompt_cache in zip(self.attentions, caches, prompt_caches, strict=True):
-            layer.module.vigneron_cache, layer.module.vigneron_prompt_cache = cache, prompt_cache
+    def attach(self, caches: Sequence[Cache]) -> None:
+        """Give each layer its keys and values."""
+        for layer, cache in zip(self.attentions, caches, strict=True):
+            layer.module.vigneron_cache = cache
 
     def hidden(self, ids_RS: Int[Tensor, "R S"], positions_RS: Int[Tensor, "R S"], **cache: Any) -> Tensor:
         options: dict[str, Any] = {"use_cache": False, "attention_mask": None, **cache}

@@ -1,10 +1,11 @@
 """The engine's cache of keys and values: its size, its tensors, and its memory, which is given back between calls.
 
-Where the decode kernel runs, the rows of a group share one copy of their prompt. Elsewhere each row has its own.
+Where the decode kernel runs it is paged: a row has as many pages as it has tokens for, and the rows of a group share
+those of their prompt. Elsewhere each row has slots for the longest prompt and completion.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,16 +14,14 @@ from torch import Tensor
 from vigneron.policy.cuda_graphs import round_up
 from vigneron.rollout.engine.cached_attention import Cache, kernel_tiles
 from vigneron.rollout.engine.cuda_memory import ReleasableMemory, can_release, cut
+from vigneron.rollout.engine.decode_tiles import PAGE
 
 DEFAULT_BYTES = {"cuda": 6 * 2**30, "mps": 2**30, "cpu": 2**30}
 """Bytes of the cache where no number is given, unless a single row needs more; on a GPU at most an eighth of it."""
 LARGE = 2**28
 """A cache of more bytes than this is given back between calls."""
-SLOT_STEP = 64
-"""Slots of rows and prompts are multiples of this where sizes are rounded."""
-GROUPS = 1.5
-"""Groups that may be unfinished at a time, as a multiple of those that fill all rows: the last rows of a group share
-its prompt with none."""
+GUESS = 0.25
+"""The length of a completion, as a share of the longest, that is expected before any has ended."""
 
 
 def default_cache_bytes(device: torch.device) -> int:
@@ -31,23 +30,51 @@ def default_cache_bytes(device: torch.device) -> int:
     return DEFAULT_BYTES[device.type]
 
 
+def pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE)
+
+
 @dataclass(frozen=True)
 class Room:
-    """How much a cache holds: `rows` of `row_slots` tokens, and `prompts` of `prompt_slots` tokens that rows share, or
-    none."""
+    """How much a cache holds: `rows` of `row_slots` tokens; or, if it is paged, `pages` for the prompts and completions
+    of `rows`, at most `prompt_pages` for a prompt. A completion has at most `new_tokens`."""
 
     rows: int = 0
     row_slots: int = 0
-    prompts: int = 0
-    prompt_slots: int = 0
+    pages: int = 0
+    prompt_pages: int = 0
     new_tokens: int = 0
 
+    @property
     def tokens(self) -> int:
-        return self.rows * self.row_slots + self.prompts * self.prompt_slots
+        return self.rows * self.row_slots + self.pages * PAGE
+
+    @property
+    def row_pages(self) -> int:
+        """The most that a row has."""
+        return self.prompt_pages + pages_for(self.new_tokens) if self.pages else 0
 
     @property
     def widest_prompt(self) -> int:
-        return self.prompt_slots if self.prompts else self.row_slots
+        return self.prompt_pages * PAGE if self.pages else self.row_slots
+
+    @property
+    def spare(self) -> int:
+        """The page, or row, that takes what is written for padding and by rows without a sample."""
+        return self.pages or self.rows
+
+
+def paged_room(groups: Sequence[tuple[int, int]], new_tokens: int, most: int, *, whole: bool) -> Room:
+    """The room for groups of (tokens of the prompt, samples) in a paged cache, or for as many samples at a time as
+    `most` pages allow: `whole` if each has the pages of its longest completion from the start, else by `GUESS`."""
+    samples, prompt = sum(size for _, size in groups), max(pages_for(width) for width, _ in groups)
+    longest = pages_for(new_tokens)
+    if (every := len(groups) * prompt + samples * longest) <= most:
+        return Room(samples, pages=every, prompt_pages=prompt, new_tokens=new_tokens)
+    pages = max(most, prompt + longest)
+    each = longest if whole else pages_for(int(GUESS * new_tokens))
+    rows = min(int(pages / (each + prompt * len(groups) / samples)), (pages - prompt) // (longest if whole else 1))
+    return Room(max(1, min(samples, rows)), pages=pages, prompt_pages=prompt, new_tokens=new_tokens)
 
 
 class KeyValueCache:
@@ -58,73 +85,57 @@ class KeyValueCache:
         self._limit = default_cache_bytes(model.device) if limit is None else limit
         layers = model.attentions
         like = torch.empty(0, dtype=dtype, device=self._device)
-        self._shares = model.own_attention and all(kernel_tiles(like, layer) is not None for layer in layers)
+        self.paged = model.own_attention and all(kernel_tiles(like, layer) is not None for layer in layers)
         self.token_bytes = dtype.itemsize * sum(at.heads * (at.key_size + at.value_size) for at in layers)
         self.room = Room()
         self._memory: ReleasableMemory | None = None
         self._rows: list[Cache] = []
 
-    def room_for(self, groups: Sequence[tuple[int, int]], new_tokens: int, *, rounded: bool = False) -> Room:
+    def room_for(
+        self, groups: Sequence[tuple[int, int]], new_tokens: int, *, rounded: bool = False, whole: bool = False
+    ) -> Room:
         """The room for groups of (tokens of the prompt, samples), or for as many at a time as the limit allows.
-        `rounded`: slots and prompts are rounded up, so that few sizes occur."""
+        `rounded`: sizes are rounded up, so that few occur. `whole`: see `paged_room`."""
+        if self.paged:
+            most = int(self._limit / (self.token_bytes * PAGE))
+            return paged_room(groups, new_tokens, most, whole=whole)
         samples, widest = sum(size for _, size in groups), max(width for width, _ in groups)
-        step = SLOT_STEP if rounded else 1
-        if not self._shares:
-            slots = round_up(widest + new_tokens, step)
-            return Room(self._rows_at_once(samples, slots), slots, new_tokens=new_tokens)
-        row_slots, prompt_slots, per_row = round_up(new_tokens, step), round_up(widest, step), len(groups) / samples
-        rows = self._rows_at_once(samples, row_slots + per_row * prompt_slots)
-        if rows < samples:
-            rows = self._rows_at_once(samples, row_slots + GROUPS * per_row * prompt_slots)
-        prompts = min(len(groups), int(GROUPS * per_row * rows) + 1)
-        room = Room(rows, row_slots, prompts, prompt_slots, new_tokens)
-        more = replace(room, prompts=round_up(prompts, 8)) if rounded and prompts > 16 else room
-        return more if self.fits(more) else room
+        slots = round_up(widest + new_tokens, PAGE if rounded else 1)
+        rows = min(samples, max(1, int(self._limit / (self.token_bytes * slots))))
+        return Room(rows, slots, new_tokens=new_tokens)
 
     def fits(self, room: Room) -> bool:
-        return room.tokens() * self.token_bytes <= self._limit
-
-    def _rows_at_once(self, samples: int, tokens: float) -> int:
-        """At most as many as there are samples, of so many tokens each."""
-        return min(samples, max(1, int(self._limit / (self.token_bytes * tokens))))
+        return room.tokens * self.token_bytes <= self._limit
 
     def grown(self, room: Room) -> Room:
         """The present room if it is enough; else one that holds both, if the limit allows it."""
-        have = (self.room.rows, self.room.row_slots, self.room.prompts, self.room.prompt_slots, self.room.new_tokens)
-        need = (room.rows, room.row_slots, room.prompts, room.prompt_slots, room.new_tokens)
+        have = (self.room.rows, self.room.row_slots, self.room.pages, self.room.prompt_pages, self.room.new_tokens)
+        need = (room.rows, room.row_slots, room.pages, room.prompt_pages, room.new_tokens)
         if all(has >= needs for has, needs in zip(have, need, strict=True)):
             return self.room
         both = Room(*(max(pair) for pair in zip(have, need, strict=True)))
-        return both if self.fits(both) or both.tokens() <= room.tokens() else room
-
-    @property
-    def spare_place(self) -> int:
-        """Takes the writes of padding prompts."""
-        return self.room.prompts or self.room.rows
+        return both if self.fits(both) or both.tokens <= room.tokens else room
 
     def allocate(self, room: Room) -> None:
-        self._rows = []
         layers = self._model.attentions
-        self._model.attach([(torch.empty(0), torch.empty(0))] * len(layers), [None] * len(layers))
+        self._rows = [(torch.empty(0), torch.empty(0))] * len(layers)
+        self._model.attach(self._rows)
         self._memory = None  # frees the old cache first
         self.room = Room()  # until there is one
         if not room.rows:
             return
-        sizes = [(at.heads, size) for at in layers for size in (at.key_size, at.value_size)]
-        # One place more than there are rows or prompts: the spare one.
-        shapes = [(room.rows + (not room.prompts), heads, room.row_slots, size) for heads, size in sizes]
-        if room.prompts:
-            shapes += [(room.prompts + 1, heads, room.prompt_slots, size) for heads, size in sizes]
-        tensors = self._tensors(shapes)
-        pairs = list(zip(tensors[::2], tensors[1::2], strict=True))
-        self._rows = pairs[: len(layers)]
-        prompts: Sequence[Cache | None] = pairs[len(layers) :] or [None] * len(layers)
-        self._model.attach(self._rows, prompts)
+        count, slots = (room.pages, PAGE) if room.pages else (room.rows, room.row_slots)
+        # One more: the spare one.
+        tensors = self._tensors(
+            [(count + 1, at.heads, slots, size) for at in layers for size in (at.key_size, at.value_size)]
+        )
+        self._rows = list(zip(tensors[::2], tensors[1::2], strict=True))
+        self._model.attach(self._rows)
         self.room = room
 
     def _tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         size = sum(torch.Size(shape).numel() * self.dtype.itemsize for shape in shapes)
-        if self._device.type == "cuda" and self._shares and size > LARGE and can_release():
+        if self._device.type == "cuda" and self.paged and size > LARGE and can_release():
             self._memory = ReleasableMemory(size + 256 * len(shapes), self._device)
             return cut(self._memory.bytes, shapes, self.dtype)
         return [torch.zeros(shape, dtype=self.dtype, device=self._device) for shape in shapes]

@@ -1,6 +1,7 @@
 """Assignment of samples to rows: groups are admitted to free rows, samples leave when they end, and rows are compacted
-when no group is waiting. `conversation_schedule` lets samples go on after replies."""
+when no group can be admitted. `conversation_schedule` lets samples go on after replies."""
 
+from bisect import insort
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,7 +12,8 @@ from vigneron.batch import to_device
 from vigneron.core.draws import Sampling, draw_keys
 from vigneron.rollout.engine.decode_state import DecodeState, choose
 from vigneron.rollout.engine.flags import Flags
-from vigneron.rollout.engine.key_value_cache import Room
+from vigneron.rollout.engine.key_value_cache import Room, pages_for
+from vigneron.rollout.engine.pages import Pages
 from vigneron.rollout.engine.prompt_groups import Group, groups_of
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.stop_strings import StopStrings
@@ -35,7 +37,7 @@ class Decoder(Protocol):
 
     def rows_for(self, count: int) -> int: ...
     def position_offset(self, prompt: int) -> int: ...
-    def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> Tensor: ...
+    def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Tensor: ...
     def read(
         self, rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[int], written: Sequence[int]
     ) -> None: ...
@@ -52,8 +54,9 @@ class Schedule:
         self, engine: Decoder, request: Request, room: Room, done: Completions, stops: StopStrings | None = None
     ) -> None:
         self.engine, self.request, self.done, self.stops = engine, request, done, stops
+        self.most_rows = room.rows
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
-        self.waiting = sorted(groups_of(request.prompt_ids, room.rows), key=lambda group: len(group.prompt))
+        self.waiting = sorted(groups_of(request.prompt_ids, self.most_rows), key=_prompt_length)
         self.capacity = engine.rows_for(room.rows)
         self.size = self.capacity  # the first rows are decoded; behind them samples wait for replies
         self.state, self.device = engine.state, engine.device
@@ -61,34 +64,77 @@ class Schedule:
         self.keys = draw_keys(request.seed, request.step, self.names, request.turn)
         self.owner: list[int | None] = [None] * self.size  # the sample in each row
         self.left = [0] * self.size  # tokens left for the sample in each row
-        self.shares = room.prompts > 0
-        self.prompt: list[int] = [0] * self.size  # with shared prompts, the one of each row
-        self.unused = list(range(room.prompts))  # prompts of the cache
-        self.users = [0] * room.prompts  # samples of each prompt that have not ended
+        self.can_end = len(engine.ends) > 0 or stops is not None
+        self.spare = room.spare
+        self.pages: Pages | None = None
+        if room.pages:
+            longest = pages_for(request.width)
+            every = sum(pages_for(len(group.prompt)) + longest * len(group.samples) for group in self.waiting)
+            whole = every <= room.pages or request.replies is not None or not self.can_end
+            self.pages = Pages(room.pages, request.width, whole=whole)
         self.stopped: set[int | None] = set()  # samples that a stop string has ended
         self.flags = Flags(self.device)  # whether a row runs after each of the last steps
         self.awaiting: dict[int, int] = {}  # samples that wait for a reply; they keep their rows
         self.begin = [0] * len(request.prompt_ids)  # the tokens of each sample before its turn
 
     def run(self) -> Completions:
-        ends = len(self.engine.ends) > 0 or self.stops is not None
-        check_every = CHECK_EVERY[self.device.type] if ends else self.request.max_new_tokens
-        self.state.running.fill_(False)
+        check_every = CHECK_EVERY[self.device.type] if self.can_end else self.request.max_new_tokens
+        self.state.vacate(slice(None), self.spare)
         self._admit(list(range(self.size)))
         while any(owner is not None for owner in self.owner):
             with phase("decode"):
-                steps = self._decode(min(check_every, max(self.left)), ends=ends)
+                most = min(check_every, max(self.left))
+                self._grow(most)
+                steps = self._decode(most)
                 self._meanwhile(steps)
+            if self.pages is not None:
+                self.pages.note(steps * sum(left > 0 for left in self.left))
             self.left = [max(0, left - steps) for left in self.left]
             if self.stops is not None:
                 self._end_at_stop_strings(self.stops, steps + 1)  # a new row's first token is one more
             self._update_rows()
         return self.done
 
-    def _decode(self, most: int, *, ends: bool) -> int:
+    def _grow(self, steps: int) -> None:
+        """Give samples the pages for so many decode steps. Where there are too few, those that began last begin again
+        later: their draws depend on none of this."""
+        if self.pages is None or self.pages.whole:
+            return
+        row_of = {owner: row for row, owner in enumerate(self.owner) if owner is not None}
+        written = {sample: self.request.max_new_tokens - self.left[row] for sample, row in row_of.items()}
+        running = [sample for sample in self.pages.held if self.left[row_of[sample]]]  # the last one began last
+        missing = {sample: self.pages.missing(sample, written[sample] - 1 + steps) for sample in running}
+        dropped: list[int] = []
+        while sum(missing.values()) > len(self.pages.free):
+            sample, _ = missing.popitem()
+            self.pages.end([sample])
+            self.pages.note(-written[sample])
+            dropped.append(sample)
+        if dropped:
+            self._begin_again(sorted(dropped), row_of)
+        new = [(row_of[sample], *at) for sample, count in missing.items() for at in self.pages.grow(sample, count)]
+        if new:
+            row, column, page = to_device(list(zip(*new, strict=True)), self.device).unbind()
+            self.state.pages[row, column] = page
+
+    def _begin_again(self, samples: list[int], row_of: dict[int, int]) -> None:
+        """Let samples wait for rows once more."""
+        for sample in samples:
+            prompt = tuple(self.request.prompt_ids[sample])
+            same = (group for group in self.waiting if group.prompt == prompt and len(group.samples) < self.most_rows)
+            beside = next(same, Group(prompt, ()))
+            if beside.samples:
+                self.waiting.remove(beside)
+            insort(self.waiting, Group(prompt, (*beside.samples, sample)), key=_prompt_length)
+        rows = [row_of[sample] for sample in samples]
+        for row in rows:
+            self.owner[row], self.left[row] = None, 0
+        self.state.vacate(to_device(rows, self.device), self.spare)
+
+    def _decode(self, most: int) -> int:
         """Decode steps, not many more than until every row has ended; returns their number. While replies are awaited
         there is other work to do in that time."""
-        watched = ends and most > AHEAD and not self.awaiting
+        watched = self.can_end and most > AHEAD and not self.awaiting
         for steps in range(1, most + 1):
             self.engine.decode(self.size, self.request.sampling)
             if watched:
@@ -141,11 +187,17 @@ class Schedule:
         ended = [row for row, owner in enumerate(self.owner) if owner is not None and not self._stays(row, running)]
         free = [row for row in range(self.capacity) if not self._stays(row, running)]
         live = sum(running)
-        fits = self.waiting and len(self.waiting[-1].samples) <= len(free)
-        smaller = (not self.waiting or self.awaiting) and self._size_for(live) < self.size
+        grows = self.pages is not None and not self.pages.whole
+        if grows:  # others need their pages
+            self._collect_ended(ended)
+        live = sum(running)
+        fits = bool(self.waiting) and self._fits(self.waiting[-1], len(free))
+        idle = self.awaiting or not (fits if self.pages is not None else self.waiting)  # to move rows of pages is cheap
+        smaller = idle and self._size_for(live) < self.size
         if not (fits or live == 0 or smaller or any(running[self.size :])):
             return
-        self._collect_ended(ended)
+        if not grows:
+            self._collect_ended(ended)
         if self.waiting:
             before = set(self.owner)
             self._admit(free)
@@ -153,6 +205,10 @@ class Schedule:
             running = [runs or owner in started for runs, owner in zip(running, self.owner, strict=True)]
         if not fits or any(running[self.size :]):
             self._arrange(running)
+
+    def _fits(self, group: Group, rows: int) -> bool:
+        """Whether a group can be admitted to so many free rows."""
+        return len(group.samples) <= rows and (self.pages is None or self.pages.admits(group))
 
     def _stays(self, row: int, running: list[bool]) -> bool:
         return running[row] or self.owner[row] in self.awaiting
@@ -170,8 +226,8 @@ class Schedule:
         spare = self.capacity - len(order)
         self.owner = [*(self.owner[row] for row in order), *[None] * spare]
         self.left = [*(self.left[row] for row in order), *[0] * spare]
-        self.prompt = [*(self.prompt[row] for row in order), *[0] * spare]
         self.state.running[live:] = False
+        self.state.vacate(slice(len(order), None), self.spare)
         self.size = size
 
     # ------------------------------------------------------------------------------------------------ rows and groups
@@ -188,30 +244,29 @@ class Schedule:
     def _admit(self, free: list[int]) -> None:
         """Start as many groups as fit: prefill their prompts and sample each first token."""
         groups: list[tuple[Group, list[int]]] = []
-        prompts = len(self.unused)
-        while self.waiting and len(self.waiting[-1].samples) <= len(free) and (prompts or not self.shares):
+        places: list[list[int]] = []
+        while self.waiting and self._fits(self.waiting[-1], len(free)):
             group = self.waiting.pop()
-            size = len(group.samples)
-            prompts -= 1
             if groups and not self._fits_beside(group, [group for group, _ in groups]):
-                self._start(groups)
-                groups = []
-            groups.append((group, free[:size]))
-            free = free[size:]
+                self._start(groups, places)
+                groups, places = [], []
+            groups.append((group, free[: len(group.samples)]))
+            places.append(free[:1] if self.pages is None else self.pages.begin(group).pages)
+            free = free[len(group.samples) :]
         if groups:
-            self._start(groups)
+            self._start(groups, places)
 
     def _fits_beside(self, group: Group, others: list[Group]) -> bool:
         """Whether its prompt is more than half as long as the longest, and the padded batch within the token limit."""
         longest = len(others[0].prompt)
         return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.microbatch_tokens
 
-    def _start(self, groups: list[tuple[Group, list[int]]]) -> None:
+    def _start(self, groups: list[tuple[Group, list[int]]], places: list[list[int]]) -> None:
+        """Prefill the prompts of groups, each into its place of the cache, and sample each first token."""
         request, device = self.request, self.device
         with phase("prefill"):
-            places = [self.unused.pop() if self.shares else rows[0] for _, rows in groups]
             hidden_PH = self.engine.prefill([group.prompt for group, _ in groups], places)
-            if not self.shares:
+            if self.pages is None:
                 followers = [(rows[0], row) for _, rows in groups for row in rows[1:]]
                 self.engine.share_prompt(
                     [source for source, _ in followers],
@@ -224,20 +279,24 @@ class Schedule:
             lengths = [len(group.prompt) for group, _ in groups for _ in group.samples]
             of_prompt = [p for p, (group, _) in enumerate(groups) for _ in group.samples]
             offsets = [self.engine.position_offset(length) for length in lengths]
-            shared = [places[p] if self.shares else 0 for p in of_prompt]
-            at, sample, length, prompt, offset, place = to_device(
-                [rows, samples, lengths, of_prompt, offsets, shared], device
+            at, sample, length, prompt, offset = to_device(
+                [rows, samples, lengths, of_prompt, offsets], device
             ).unbind()
             key = self.keys[sample]
             limit = torch.full_like(at, request.max_new_tokens)
-            self.state.begin(at, length=length, offset=offset, key=key, limit=limit, prompt=place)
+            self.state.begin(at, length=length, offset=offset, key=key, limit=limit, pages=self._pages_of(samples))
             token, logprob = choose(logits_PV[prompt], key, torch.zeros_like(key), request.sampling)
             self.state.write(at, token, logprob, self.engine.ends)
             self.done.prompt_hidden_BH[sample] = hidden_PH[prompt].to(self.done.prompt_hidden_BH.dtype)
-        for row, owner, shared_place in zip(rows, samples, shared, strict=True):
-            self.owner[row], self.left[row], self.prompt[row] = owner, request.max_new_tokens - 1, shared_place
-            if self.shares:
-                self.users[shared_place] += 1
+        for row, owner in zip(rows, samples, strict=True):
+            self.owner[row], self.left[row] = owner, request.max_new_tokens - 1
+
+    def _pages_of(self, samples: list[int]) -> Tensor:
+        """The pages of samples, as rows have them."""
+        width = self.state.pages.shape[1]
+        if self.pages is None:
+            return self.state.pages.new_zeros(len(samples), width)
+        return to_device([self.pages.held[sample].row(width, self.spare) for sample in samples], self.device)
 
     def _collect_ended(self, ended: list[int]) -> None:
         if not ended:
@@ -251,10 +310,13 @@ class Schedule:
         self.done.behaviour_BT[sample] = torch.where(real, self.state.logprobs[row, :width], 0.0)
         self.done.lengths_B[sample] = length
         self.done.truncated_B[sample] = ~self.state.ended[row]
+        self.state.vacate(row, self.spare)
         for ended_row in ended:
             self.owner[ended_row] = None
-            if self.shares:
-                place = self.prompt[ended_row]
-                self.users[place] -= 1
-                if not self.users[place]:
-                    self.unused.append(place)
+        if self.pages is not None:
+            self.pages.note(0, len(ended))
+            self.pages.end([owner for owner in owners if owner is not None])
+
+
+def _prompt_length(group: Group) -> int:
+    return len(group.prompt)
