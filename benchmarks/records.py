@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["parity", "ceilings", "measurement", "failure", "point", "start"]
+Kind = Literal["parity", "ceilings", "measurement", "failure", "point", "start", "answers"]
 Value = dict[str, Any]
 
 

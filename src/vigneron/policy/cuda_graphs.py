@@ -129,6 +129,7 @@ class _Shape:
             hidden = forward()
             torch.autograd.grad(hidden, leaves, torch.zeros_like(hidden), allow_unused=True)
 
+        torch.cuda.empty_cache()  # a warm-up, on a stream of its own, cannot use the blocks that passes have freed
         warm_up(both, device)
         self.forward, hidden = capture(forward, device)
         self.to_hidden = torch.zeros_like(hidden)
