@@ -17,7 +17,6 @@ from vigneron.config.distill import needs_parent_head
 from vigneron.config.kl import has_exact_kl
 from vigneron.config.phases import engine_samples, sampling_phase
 from vigneron.core.draws import Sampling
-from vigneron.policy.cuda_graphs import round_up
 from vigneron.policy.device import resolve_device
 from vigneron.policy.fake_policy import Holding
 from vigneron.policy.fused_head import HEAD_CHUNK
@@ -29,7 +28,7 @@ from vigneron.policy.pass_memory import PassMemory
 from vigneron.policy.stored import IN_BFLOAT16, StoredWeights, stored_weights
 from vigneron.remote.vllm.in_process import FREE_SHARE, min_bytes
 from vigneron.rollout.engine.decode_tiles import PAGE
-from vigneron.rollout.engine.key_value_cache import LARGE
+from vigneron.rollout.engine.key_value_cache import LARGE, paged_room, pages_for
 from vigneron.rollout.on_policy import sampling_of
 from vigneron.training.held_parts import HeldParts, frozen_bytes
 from vigneron.training.memory import (
@@ -167,8 +166,7 @@ class _Counting:
         least = self.cache_bytes(1, group)
         cache = wanted if limit is None else min(wanted, max(limit, least))
         yield Part(CACHE, cache, **OF_SAMPLING, by_torch=cache <= LARGE)
-        at_once = min(prompts, cache // least) if least else prompts  # recurrent layers have no such cache
-        logits = at_once * group * self.size.vocabulary * 4
+        logits = self.rows_at_once(prompts, group, cache) * self.size.vocabulary * 4
         yield Part("drawing of tokens", logit_planes(config, self.size.vocabulary) * logits, **OF_SAMPLING)
         yield Part("CUDA graphs of sampling", self.sampling_graphs, fixed=False, by_torch=False)
 
@@ -196,9 +194,23 @@ class _Counting:
 
     def cache_bytes(self, prompts: int, group: int) -> int:
         """A prompt's keys and values once, and those of each sample, in whole pages."""
-        config, itemsize = self.config, 2 if self.held.bfloat16_compute else 4
-        tokens = round_up(self.memory.longest_prompt, PAGE) + group * round_up(config.completion_tokens, PAGE)
-        return prompts * tokens * self.size.cached * itemsize
+        return (
+            prompts
+            * (pages_for(self.memory.longest_prompt) + group * pages_for(self.config.completion_tokens))
+            * self.page_bytes
+        )
+
+    @property
+    def page_bytes(self) -> int:
+        return PAGE * self.size.cached * (2 if self.held.bfloat16_compute else 4)
+
+    def rows_at_once(self, prompts: int, group: int, cache: int) -> int:
+        """The samples that are drawn at a time, of groups with one prompt each."""
+        if not self.page_bytes:  # recurrent layers have no such cache
+            return prompts * group
+        groups = [(self.memory.longest_prompt, group)] * prompts
+        whole = self.config.environment is not None
+        return paged_room(groups, self.config.completion_tokens, cache // self.page_bytes, whole=whole).rows
 
     # --------------------------------------------------------------------------------------------------- passes
 
