@@ -5,7 +5,7 @@ python -m benchmarks.answer_lengths [--cache GB] [--mean TOKENS] [--longest TOKE
 Llama-3.1-8B's shape with LoRA and random weights, groups of 8. Its tokens are nearly equally likely, so answers end by
 chance after so many tokens on average if that share of the vocabulary ends them. The draws are the same:
 
-pages     a sample takes pages as it grows; where there are too few, those that began last begin again later
+pages     a sample takes pages as it grows; where there are too few, those that began last are preempted
 longest   a sample has the pages of the longest answer from the start, as a cache of slots gives it
 """
 
@@ -40,19 +40,19 @@ KINDS = ("pages", "longest")
 
 @contextmanager
 def room_of(kind: str) -> Iterator[list[int]]:
-    """Sampling as `kind` says; gives the samples that begin again."""
+    """Sampling as `kind` says; gives the samples that are preempted."""
     again: list[int] = []
-    begin_again, paged_room = Schedule._begin_again, key_value_cache.paged_room
+    preempt, paged_room = Schedule._preempt, key_value_cache.paged_room
 
     def noted(self: Schedule, samples: list[int], row_of: dict[int, int]) -> None:
         again.extend(samples)
-        begin_again(self, samples, row_of)
+        preempt(self, samples, row_of)
 
     def whole_room(groups: Any, new_tokens: int, most: int, *, whole: bool) -> Any:
         return paged_room(groups, new_tokens, most, whole=True)
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(Schedule, "_begin_again", noted))
+        patches.enter_context(patch.object(Schedule, "_preempt", noted))
         if kind == "longest":
             patches.enter_context(patch.object(key_value_cache, "paged_room", whole_room))
             patches.enter_context(
@@ -81,7 +81,7 @@ def measure(work: Work, policy: Policy) -> Iterator[tuple[str, dict[str, Any]]]:
                 "tokens": tokens,
                 "longest": longest,
                 "rows": len(engine.state.running),
-                "began_again": len(again),
+                "preempted": len(again),
             },
         )
 

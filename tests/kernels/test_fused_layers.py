@@ -28,7 +28,7 @@ from vigneron.rollout.engine import cached_attention, decode_tiles, key_value_ca
 from vigneron.rollout.engine import engine as engine_module
 from vigneron.rollout.engine.engine import Engine
 from vigneron.rollout.engine.sample import sample, sampler_of
-from vigneron.rollout.engine.schedule import Schedule
+from vigneron.rollout.engine.schedule import CHECK_EVERY, Schedule
 
 pytestmark = pytest.mark.slow
 
@@ -158,13 +158,19 @@ def test_long_prompts_in_parts_and_few_rows_change_only_rounding(
         assert gap.mean() < (0.03 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_samples_that_begin_again_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Completions that end anywhere up to 40 tokens, in so few pages of 16 that some lose theirs, behind prompts in
-    parts of 16 tokens."""
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of 16 tokens."""
     monkeypatch.setattr(decode_tiles, "CHOICES", decode_tiles.CHOICES[2:])  # blocks that divide such a page
     monkeypatch.setattr(cached_attention, "choose_tiles", decode_tiles.choose_tiles.__wrapped__)
     for module in (cached_attention, decode_kernel_module(), engine_module, key_value_cache):
         monkeypatch.setattr(module, "PAGE", 16)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_preempted_samples_change_only_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions that end anywhere up to 40 tokens, in so few pages that some lose theirs, behind prompts in parts of
+    16 tokens."""
     policy = in_dtype(make_policy(zoo_model("Llama").to(DEVICE), byte_tokenizer(), device=DEVICE), torch.float32)
     policy.eos_ids = frozenset(range(3, 11))
     prompts = [[(3 * i + j) % 250 + 1 for j in range(5 + 15 * i)] for i in range(2) for _ in range(3)]
@@ -172,8 +178,9 @@ def test_samples_that_begin_again_change_only_rounding(monkeypatch: pytest.Monke
     whole = sample(policy, prompts, **options)
     assert 10 < whole.lengths_B.float().mean() < 35
     again: list[int] = []
-    begin_again = Schedule._begin_again
-    monkeypatch.setattr(Schedule, "_begin_again", lambda *given: (again.extend(given[1]), begin_again(*given)))
+    preempt = Schedule._preempt
+    monkeypatch.setattr(Schedule, "_preempt", lambda *given: (again.extend(given[1]), preempt(*given)))
+    monkeypatch.setitem(CHECK_EVERY, "cuda", CHECK_EVERY["cpu"])
     monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
     policy.sampler = None
     engine: Any = sampler_of(policy)
@@ -183,6 +190,30 @@ def test_samples_that_begin_again_change_only_rounding(monkeypatch: pytest.Monke
     assert again
     assert torch.equal(whole.ids_BT, parts.ids_BT)
     torch.testing.assert_close(whole.behaviour_BT, parts.behaviour_BT, atol=1e-4, rtol=0)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_graph_of_a_prompts_part_has_the_pages_that_its_key_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 30 and 58 tokens begin with the same part: it is one graph, whose inputs have one shape."""
+    monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
+    policy = in_dtype(make_policy(zoo_model("Llama").to(DEVICE), byte_tokenizer(), device=DEVICE), torch.float32)
+    policy.eos_ids = frozenset()
+    engine: Any = sampler_of(policy)
+    assert engine.paged
+    read, shapes = engine._pass, {}
+
+    def noted(key: Any, tokens: int, function: Any, inputs: list[torch.Tensor]) -> Any:
+        found = [tuple(each.shape) for each in inputs]
+        assert shapes.setdefault(key, found) == found
+        return read(key, tokens, function, inputs)
+
+    monkeypatch.setattr(engine, "_pass", noted)
+    told = {}
+    for width in (58, 30, 30, 58):
+        prompt = [(7 * i) % 250 + 1 for i in range(width)]
+        done = sample(policy, [prompt], max_new_tokens=4, sampling=Sampling(), seed=1)
+        torch.testing.assert_close(told.setdefault(width, done.behaviour_BT), done.behaviour_BT)
+    assert len(shapes) == len({(first, min(16, width - first)) for width in (58, 30) for first in range(0, width, 16)})
 
 
 def decode_kernel_module() -> Any:

@@ -189,6 +189,20 @@ def test_pages_hold_more_samples_at_a_time_than_slots_for_the_longest() -> None:
     assert steps == {True: 8 * 2, False: 3 * 2}
 
 
+def test_a_sample_begins_as_soon_as_others_have_left_their_pages() -> None:
+    """Eight of nine samples at a time, each with the pages of the longest completion from the start: the ninth, of 3
+    tokens, begins behind two of 3, and is done before the six of 12."""
+    request = Request([(1, 2 + number) for number in range(9)], NEW, None, 3, 1, list(range(9)), 30)
+    decoder = FakeDecoder(paged_room([(2, 1)] * 9, NEW, 32, whole=True), True, {})
+    schedule = Schedule(decoder, request, decoder.room, Completions(torch.full((9, NEW), -1), *_blank(9, NEW)))
+    assert schedule.pages is not None
+    schedule.pages.whole = True
+    lengths = [3, 3, 3, *[NEW] * 6]  # the last ones begin first
+    decoder.lengths |= dict(zip(schedule.keys.tolist(), lengths, strict=True))
+    assert schedule.run().lengths_B.tolist() == lengths
+    assert (schedule.capacity, decoder.steps) == (8, NEW - 1)
+
+
 def test_samples_that_began_last_give_up_their_pages() -> None:
     """Four samples of 12 tokens in 7 pages of 4, of which the prompt has one: two are finished, then the others."""
     request = Request([(1, 2)] * 4, NEW, None, 3, 1, list(range(4)), 30)

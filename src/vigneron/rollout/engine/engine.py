@@ -151,7 +151,8 @@ class Engine:
         parts = []
         step = PREFILL_TOKENS if self._model.own_attention else width
         for first in range(0, width, step):
-            inputs = [ids[:, first : first + step], into, last, offset]
+            written = into[:, : pages_for(first + step)] if self.paged else into  # as wide as the key says
+            inputs = [ids[:, first : first + step], written, last, offset]
             key = (*inputs[0].shape, first)
             state_PH = self._pass(key, inputs[0].numel(), partial(self._prefill, first), inputs)
             parts.append(state_PH.clone() if width > step else state_PH)  # a graph's result is overwritten

@@ -72,7 +72,7 @@ def paged_room(groups: Sequence[tuple[int, int]], new_tokens: int, most: int, *,
     if (every := len(groups) * prompt + samples * longest) <= most:
         return Room(samples, pages=every, prompt_pages=prompt, new_tokens=new_tokens)
     pages = max(most, prompt + longest)
-    each = longest if whole else pages_for(int(GUESS * new_tokens))
+    each = longest if whole else max(1, pages_for(int(GUESS * new_tokens)))
     rows = min(int(pages / (each + prompt * len(groups) / samples)), (pages - prompt) // (longest if whole else 1))
     return Room(max(1, min(samples, rows)), pages=pages, prompt_pages=prompt, new_tokens=new_tokens)
 

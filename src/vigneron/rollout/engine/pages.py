@@ -1,7 +1,7 @@
 """Which pages of a paged cache are free, and which samples and prompts have the others.
 
 A sample gets pages as it grows, and a group is admitted if those that its samples and the running ones are expected to
-need are free. Where that was too few, the schedule lets the samples that began last begin again later.
+need are free. Where that was too few, the schedule preempts the samples that began last: they begin again later.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Pages:
     def admits(self, group: Group) -> bool:
         """Whether there are pages for a group beside the samples that run. Alone any group is admitted."""
         each = max(1, self.expected)
-        growth = sum(max(0, each - len(held.own)) for held in self.held.values())
+        growth = 0 if self.whole else sum(max(0, each - len(held.own)) for held in self.held.values())
         needed = pages_for(len(group.prompt)) + each * len(group.samples)
         return not self.held or needed + growth <= len(self.free)
 

@@ -57,6 +57,7 @@ class Schedule:
         self.most_rows = room.rows
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
         self.waiting = sorted(groups_of(request.prompt_ids, self.most_rows), key=_prompt_length)
+        self.prompts = {sample: group.prompt for group in self.waiting for sample in group.samples}
         self.capacity = engine.rows_for(room.rows)
         self.size = self.capacity  # the first rows are decoded; behind them samples wait for replies
         self.state, self.device = engine.state, engine.device
@@ -96,8 +97,8 @@ class Schedule:
         return self.done
 
     def _grow(self, steps: int) -> None:
-        """Give samples the pages for so many decode steps. Where there are too few, those that began last begin again
-        later: their draws depend on none of this."""
+        """Give samples the pages for so many decode steps. Where there are too few, those that began last are preempted:
+        they begin again later, with the same draws."""
         if self.pages is None or self.pages.whole:
             return
         row_of = {owner: row for row, owner in enumerate(self.owner) if owner is not None}
@@ -108,24 +109,27 @@ class Schedule:
         while sum(missing.values()) > len(self.pages.free):
             sample, _ = missing.popitem()
             self.pages.end([sample])
-            self.pages.note(-written[sample])
+            self.pages.note(1 - written[sample])  # the first token is not noted
             dropped.append(sample)
         if dropped:
-            self._begin_again(sorted(dropped), row_of)
+            self._preempt(sorted(dropped), row_of)
         new = [(row_of[sample], *at) for sample, count in missing.items() for at in self.pages.grow(sample, count)]
         if new:
             row, column, page = to_device(list(zip(*new, strict=True)), self.device).unbind()
             self.state.pages[row, column] = page
 
-    def _begin_again(self, samples: list[int], row_of: dict[int, int]) -> None:
-        """Let samples wait for rows once more."""
+    def _preempt(self, samples: list[int], row_of: dict[int, int]) -> None:
+        """Let samples wait for rows once more, beside others of their prompt."""
         for sample in samples:
-            prompt = tuple(self.request.prompt_ids[sample])
-            same = (group for group in self.waiting if group.prompt == prompt and len(group.samples) < self.most_rows)
-            beside = next(same, Group(prompt, ()))
-            if beside.samples:
-                self.waiting.remove(beside)
-            insort(self.waiting, Group(prompt, (*beside.samples, sample)), key=_prompt_length)
+            prompt = self.prompts[sample]
+            same = (
+                place
+                for place, group in enumerate(self.waiting)
+                if group.prompt is prompt and len(group.samples) < self.most_rows
+            )
+            place = next(same, None)
+            others = () if place is None else self.waiting.pop(place).samples
+            insort(self.waiting, Group(prompt, (*others, sample)), key=_prompt_length)
         rows = [row_of[sample] for sample in samples]
         for row in rows:
             self.owner[row], self.left[row] = None, 0
@@ -186,18 +190,16 @@ class Schedule:
             running[row] = True
         ended = [row for row, owner in enumerate(self.owner) if owner is not None and not self._stays(row, running)]
         free = [row for row in range(self.capacity) if not self._stays(row, running)]
-        live = sum(running)
-        grows = self.pages is not None and not self.pages.whole
-        if grows:  # others need their pages
+        if self.pages is not None and (self.waiting or not self.pages.whole):  # others need their pages
             self._collect_ended(ended)
+            ended = []
         live = sum(running)
         fits = bool(self.waiting) and self._fits(self.waiting[-1], len(free))
         idle = self.awaiting or not (fits if self.pages is not None else self.waiting)  # to move rows of pages is cheap
         smaller = idle and self._size_for(live) < self.size
         if not (fits or live == 0 or smaller or any(running[self.size :])):
             return
-        if not grows:
-            self._collect_ended(ended)
+        self._collect_ended(ended)
         if self.waiting:
             before = set(self.owner)
             self._admit(free)
