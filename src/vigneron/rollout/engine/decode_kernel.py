@@ -16,16 +16,15 @@ from vigneron.rollout.engine.decode_tiles import PAGE, Slots, Tiles
 
 @triton.jit
 def _block(  # type: ignore[no-untyped-def]
-    q, keys, values, pages, of_head, slot, first, length, cache_page, cache_slot, highest, total, mixed,
+    q, keys, values, page, of_head, slot, first, length, cache_page, cache_slot, highest, total, mixed,
     D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, SCALE: tl.constexpr,
     CAP: tl.constexpr,
 ):  # fmt: skip
-    """The softmax so far, with the slots from `slot` on that are in [first, length). They are in one page."""
+    """The softmax so far, with the slots from `slot` on that are in [first, length), all of them in `page`."""
     d = tl.arange(0, D_PADDED)
     s = slot + tl.arange(0, BLOCK)
     inside = (s[:, None] < length) & (d[None, :] < D)
-    base = tl.load(pages + slot // PAGE) * cache_page + of_head
-    offset = base + (s % PAGE)[:, None].to(tl.int64) * cache_slot + d[None, :]
+    offset = page * cache_page + of_head + (s % PAGE)[:, None].to(tl.int64) * cache_slot + d[None, :]
     k = tl.load(keys + offset, mask=inside, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * SCALE
     if CAP > 0:
@@ -68,17 +67,26 @@ def _decode(  # type: ignore[no-untyped-def]
     pages += row * pages_row
     own_pages = pages + (start + PAGE - 1) // PAGE
     of_head = head * cache_head
-    for at in range(first // BLOCK * BLOCK, start, BLOCK):
+    # Each block's page is read during the block before it, so that nothing waits for it.
+    begin = first // BLOCK * BLOCK
+    page = tl.load(pages + begin // PAGE, mask=begin < start, other=0)
+    for at in range(begin, start, BLOCK):
+        following = tl.load(pages + (at + BLOCK) // PAGE, mask=at + BLOCK < start, other=0)
         highest, total, mixed = _block(
-            q, keys, values, pages, of_head, at, first, start, cache_page, cache_slot, highest, total, mixed,
+            q, keys, values, page, of_head, at, first, start, cache_page, cache_slot, highest, total, mixed,
             D, D_PADDED, BLOCK, PAGE, SCALE, CAP,
         )  # fmt: skip
+        page = following
     own_first = tl.maximum(first - start, 0)
-    for at in range(own_first // BLOCK * BLOCK, own, BLOCK):
+    begin = own_first // BLOCK * BLOCK
+    page = tl.load(own_pages + begin // PAGE, mask=begin < own, other=0)
+    for at in range(begin, own, BLOCK):
+        following = tl.load(own_pages + (at + BLOCK) // PAGE, mask=at + BLOCK < own, other=0)
         highest, total, mixed = _block(
-            q, keys, values, own_pages, of_head, at, own_first, own, cache_page, cache_slot, highest, total, mixed,
+            q, keys, values, page, of_head, at, own_first, own, cache_page, cache_slot, highest, total, mixed,
             D, D_PADDED, BLOCK, PAGE, SCALE, CAP,
         )  # fmt: skip
+        page = following
     k = tl.load(new_key + row * key_row + head * key_head + d, mask=d < D, other=0.0)
     v = tl.load(new_value + row * value_row + head * value_head + d, mask=d < D, other=0.0)
     to = tl.load(own_pages + own // PAGE) * cache_page + of_head + own % PAGE * cache_slot + d
