@@ -97,8 +97,8 @@ class Schedule:
         return self.done
 
     def _grow(self, steps: int) -> None:
-        """Give samples the pages for so many decode steps. Where there are too few, those that began last are preempted:
-        they begin again later, with the same draws."""
+        """Give samples the pages for so many decode steps. Where there are too few, those that began last are
+        preempted: they begin again later, with the same draws."""
         if self.pages is None or self.pages.whole:
             return
         row_of = {owner: row for row, owner in enumerate(self.owner) if owner is not None}
