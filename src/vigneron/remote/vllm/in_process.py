@@ -121,7 +121,8 @@ class InProcessEngine:
                     compilation_config=COMPILATION,
                 )
         except Exception as error:  # anything from a library that checks the model and the machine as it starts
-            raise UserError(f"{WHERE}: {self.name} cannot start: {_telling_line(error)}{_hint(error)}") from error
+            why = _telling_line(error).removesuffix(".")
+            raise UserError(f"{WHERE}: {self.name} cannot start: {why}{_hint(error)}") from error
 
     # ---------------------------------------------------------------------------------------------------- weights
 
@@ -282,4 +283,7 @@ def _telling_line(error: BaseException) -> str:
 
 
 def _hint(error: BaseException) -> str:
-    return f". Set {WHERE}.memory_share" if "memory" in str(error).lower() else ""
+    text = str(error).lower()
+    if "release gpu memory" in text:  # vLLM measures how much it takes by what is free before and after
+        return ". Another process gave memory of this GPU back meanwhile: start the run again"
+    return f". Set {WHERE}.memory_share" if "memory" in text else ""
