@@ -1,9 +1,10 @@
-"""Sampling where most answers are shorter than they may be, in a cache of few GB: pages against room for the longest.
+"""Sampling where most answers are shorter than they may be, in a small cache: pages against room for the longest.
 
 python -m benchmarks.answer_lengths [--cache GB] [--mean TOKENS] [--longest TOKENS] [--prompts N] [--resume FILE]
 
-Llama-3.1-8B's shape with LoRA and random weights, groups of 8. Its tokens are nearly equally likely, so answers end by
-chance after so many tokens on average if that share of the vocabulary ends them. The draws are the same:
+A work's model, by default Llama-3.1-8B's shape with LoRA, with random weights, and groups of 8. Tokens are nearly equally
+likely, so answers end by chance after so many tokens on average if that share of the vocabulary ends them. The random
+numbers are the same; tokens may differ by rounding:
 
 pages     a sample takes pages as it grows; where there are too few, those that began last are preempted
 longest   a sample has the pages of the longest answer from the start, as a cache of slots gives it
@@ -22,7 +23,7 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.measure import GB
+from benchmarks.measure import GB, commit, machine
 from benchmarks.models import model_folder
 from benchmarks.ours import model_keys, started
 from benchmarks.prompts import prompt_token_ids
@@ -41,11 +42,11 @@ KINDS = ("pages", "longest")
 @contextmanager
 def room_of(kind: str) -> Iterator[list[int]]:
     """Sampling as `kind` says; gives the samples that are preempted."""
-    again: list[int] = []
+    preempted: list[int] = []
     preempt, paged_room = Schedule._preempt, key_value_cache.paged_room
 
     def noted(self: Schedule, samples: list[int], row_of: dict[int, int]) -> None:
-        again.extend(samples)
+        preempted.extend(samples)
         preempt(self, samples, row_of)
 
     def whole_room(groups: Any, new_tokens: int, most: int, *, whole: bool) -> Any:
@@ -60,7 +61,7 @@ def room_of(kind: str) -> Iterator[list[int]]:
                     schedule, "Pages", lambda count, new_tokens, *, whole: Pages(count, new_tokens, whole=True)
                 )
             )
-        yield again
+        yield preempted
 
 
 def measure(work: Work, policy: Policy) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -68,12 +69,12 @@ def measure(work: Work, policy: Policy) -> Iterator[tuple[str, dict[str, Any]]]:
     prompts = [ids for ids in prompt_token_ids(work, policy.tokenizer)[: work.prompts] for _ in range(work.group)]
     for kind in KINDS:
         for _ in range(2):
-            with room_of(kind) as again:
+            with room_of(kind) as preempted:
                 began = time.perf_counter()
                 done = sample(policy, prompts, max_new_tokens=work.new_tokens, sampling=Sampling(), step=1)
                 tokens, longest = int(done.lengths_B.sum()), int(done.lengths_B.max())  # waits for the device
                 seconds = time.perf_counter() - began
-        yield kind, {"seconds": seconds, "tokens": tokens, "longest": longest, "preempted": len(again)}
+        yield kind, {"seconds": seconds, "tokens": tokens, "longest": longest, "preempted": len(preempted)}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -94,7 +95,7 @@ def main(words: list[str] | None = None) -> int:
         ends = torch.randperm(size, generator=torch.Generator().manual_seed(0))[: max(1, size // given.mean)]
         run.policy.eos_ids = frozenset(ends.tolist())
         for kind, result in measure(work, run.policy):
-            records.add("answers", name, kind, result)
+            records.add("answers", name, kind, {**result, "machine": machine(work.device), "commit": commit()})
             rates[kind] = result["tokens"] / result["seconds"]
             print(f"{name}, {kind}: {rates[kind]:.0f} tokens/s {json.dumps(result)}", flush=True)
     print(f"ratio {name} {rates['pages'] / rates['longest']:.2f}")

@@ -177,9 +177,9 @@ def test_preempted_samples_change_only_rounding(monkeypatch: pytest.MonkeyPatch)
     options: dict[str, Any] = {"max_new_tokens": 40, "sampling": Sampling(), "seed": 1}
     whole = sample(policy, prompts, **options)
     assert 10 < whole.lengths_B.float().mean() < 35
-    again: list[int] = []
+    preempted: list[int] = []
     preempt = Schedule._preempt
-    monkeypatch.setattr(Schedule, "_preempt", lambda *given: (again.extend(given[1]), preempt(*given)))
+    monkeypatch.setattr(Schedule, "_preempt", lambda *given: (preempted.extend(given[1]), preempt(*given)))
     monkeypatch.setitem(CHECK_EVERY, "cuda", CHECK_EVERY["cpu"])
     monkeypatch.setattr(engine_module, "PREFILL_TOKENS", 16)
     policy.sampler = None
@@ -187,7 +187,7 @@ def test_preempted_samples_change_only_rounding(monkeypatch: pytest.MonkeyPatch)
     engine._cache._limit = 9 * 16 * engine._cache.token_bytes
     parts = sample(policy, prompts, **options)
     assert engine._cache.room.pages == 9
-    assert again
+    assert preempted
     assert torch.equal(whole.ids_BT, parts.ids_BT)
     torch.testing.assert_close(whole.behaviour_BT, parts.behaviour_BT, atol=1e-4, rtol=0)
 
@@ -200,19 +200,19 @@ def test_a_graph_of_a_prompts_part_has_the_pages_that_its_key_says(monkeypatch: 
     policy.eos_ids = frozenset()
     engine: Any = sampler_of(policy)
     assert engine.paged
-    read, shapes = engine._pass, {}
+    run_pass, shapes = engine._pass, {}
 
     def noted(key: Any, tokens: int, function: Any, inputs: list[torch.Tensor]) -> Any:
-        found = [tuple(each.shape) for each in inputs]
-        assert shapes.setdefault(key, found) == found
-        return read(key, tokens, function, inputs)
+        sizes = [tuple(each.shape) for each in inputs]
+        assert shapes.setdefault(key, sizes) == sizes
+        return run_pass(key, tokens, function, inputs)
 
     monkeypatch.setattr(engine, "_pass", noted)
-    told = {}
+    logprobs = {}
     for width in (58, 30, 30, 58):
         prompt = [(7 * i) % 250 + 1 for i in range(width)]
         done = sample(policy, [prompt], max_new_tokens=4, sampling=Sampling(), seed=1)
-        torch.testing.assert_close(told.setdefault(width, done.behaviour_BT), done.behaviour_BT)
+        torch.testing.assert_close(logprobs.setdefault(width, done.behaviour_BT), done.behaviour_BT)
     assert {first for *_, first in shapes} == {0, 16, 32, 48}
 
 

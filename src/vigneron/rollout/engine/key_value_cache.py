@@ -95,7 +95,7 @@ class KeyValueCache:
         self, groups: Sequence[tuple[int, int]], new_tokens: int, *, rounded: bool = False, whole: bool = False
     ) -> Room:
         """The room for groups of (tokens of the prompt, samples), or for as many at a time as the limit allows.
-        `rounded`: sizes are rounded up, so that few occur. `whole`: see `paged_room`."""
+        `rounded`: slots are rounded up, so that few sizes occur. `whole`: see `paged_room`."""
         if self.paged:
             most = int(self._limit / (self.token_bytes * PAGE))
             return paged_room(groups, new_tokens, most, whole=whole)

@@ -195,7 +195,9 @@ class Schedule:
             ended = []
         live = sum(running)
         fits = bool(self.waiting) and self._fits(self.waiting[-1], len(free))
-        idle = self.awaiting or not (fits if self.pages is not None else self.waiting)  # to move rows of pages is cheap
+        idle = self.awaiting or not (
+            fits if self.pages is not None else self.waiting
+        )  # moving a row of pages copies no keys
         smaller = idle and self._size_for(live) < self.size
         if not (fits or live == 0 or smaller or any(running[self.size :])):
             return
