@@ -2,9 +2,9 @@
 
 python -m benchmarks.answer_lengths [--cache GB] [--mean TOKENS] [--longest TOKENS] [--prompts N] [--resume FILE]
 
-A work's model, by default Llama-3.1-8B's shape with LoRA, with random weights, and groups of 8. Tokens are nearly equally
-likely, so answers end by chance after so many tokens on average if that share of the vocabulary ends them. The random
-numbers are the same; tokens may differ by rounding:
+A work's model, by default Llama-3.1-8B's shape with LoRA, with random weights, and groups of 8. Tokens are nearly
+equally likely, so answers end by chance after so many tokens on average if that share of the vocabulary ends them. The
+random numbers are the same; tokens may differ by rounding:
 
 pages     a sample takes pages as it grows; where there are too few, those that began last are preempted
 longest   a sample has the pages of the longest answer from the start, as a cache of slots gives it

@@ -34,7 +34,7 @@ def pinned_bytes(sizes: Iterable[int]) -> int:
 class Plan:
     parts: tuple[Part, ...]
     one_group: int = 0
-    """Bytes of the cache for one prompt's samples: it takes what is left, and fewer samples are then drawn at a time."""
+    """Bytes of the cache for one prompt's samples: it takes what is left, and then fewer are drawn at a time."""
     microbatch_tokens: int = 0
     checkpointing: bool = False
     """Whether activations are computed again, as the config says or because few tokens fit otherwise."""

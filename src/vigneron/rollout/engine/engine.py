@@ -151,9 +151,7 @@ class Engine:
         parts = []
         step = PREFILL_TOKENS if self._model.own_attention else width
         for first in range(0, width, step):
-            written = (
-                into[:, : pages_for(first + step)] if self.paged else into
-            )  # its width must follow from the graph's key
+            written = into[:, : pages_for(first + step)] if self.paged else into  # as wide as the graph's key says
             inputs = [ids[:, first : first + step], written, last, offset]
             key = (*inputs[0].shape, first)
             state_PH = self._pass(key, inputs[0].numel(), partial(self._prefill, first), inputs)
