@@ -58,7 +58,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    @property
+    @cached_property
     def widths(self) -> list[int]:
         """Tokens from the first completion token to the last one, of each sample."""
         return [spans[-1][1] - spans[0][0] for spans in self.spans]

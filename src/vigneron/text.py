@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from vigneron.errors import visible
@@ -76,6 +77,11 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.casefold())
 
 
+@lru_cache(maxsize=16)  # the samples of a prompt follow one another
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(words(text))
+
+
 def repetition(text: str) -> float:
     """The share of a text's words that repeat an earlier one: 0 for none, near 1 for one word repeated."""
     tokens = words(text)
@@ -89,7 +95,7 @@ def length_ratio(text: str, answer: str) -> float:
 
 def share_in(text: str, source: str) -> float:
     """The share of a text's words that occur in the source: 1 for an echo."""
-    tokens, known = words(text), set(words(source))
+    tokens, known = words(text), _word_set(source)
     return sum(word in known for word in tokens) / len(tokens) if tokens else 0.0
 
 

@@ -28,7 +28,7 @@ def microbatches(batch: Batch, budget: int) -> list[Batch]:
     always."""
     if batch.packing.masked or not batch.packing.share_prompts:
         return _padded_microbatches(batch, budget)
-    choices = [_unmasked_parts(batch.with_packing(per_row=per_row), budget) for per_row in _per_row_choices(batch)]
+    choices = (_unmasked_parts(batch.with_packing(per_row=per_row), budget) for per_row in _per_row_choices(batch))
 
     def cost(choice: _Parts) -> tuple[int, int]:
         """Parts above a limit that could be split, then tokens and passes."""
@@ -37,7 +37,9 @@ def microbatches(batch: Batch, budget: int) -> list[Batch]:
         sizes = [(tokens, len(samples) * width) for (samples, tokens), width in zip(several, widths, strict=True)]
         return sum(not fits(*size, budget) for size in sizes), sum(PASS_TOKENS + tokens for _, tokens in choice.parts)
 
-    best = min(choices, key=cost)
+    best = next(choices)
+    if len(best.parts) > 1 or cost(best)[0]:  # one pass that has each prompt once costs least
+        best = min((best, *choices), key=cost)
     return [best.batch.rows(sorted(samples)) for samples, _ in best.parts]
 
 
@@ -165,13 +167,13 @@ def completions_per_row(batch: Batch, budget: int) -> int:
 
 def bundle_width(batch: Batch, bundle: Sequence[int]) -> int:
     """Tokens of a prompt and its completions."""
-    spans = batch.samples.spans
-    return len(batch.samples.prompt_ids[bundle[0]]) + sum(spans[i][-1][1] - spans[i][0][0] for i in bundle)
+    widths = batch.samples.widths
+    return len(batch.samples.prompt_ids[bundle[0]]) + sum([widths[i] for i in bundle])
 
 
 def sample_width(batch: Batch, i: int) -> int:
     """Tokens of a sample with its prompt."""
-    return bundle_width(batch, [i])
+    return len(batch.samples.prompt_ids[i]) + batch.samples.widths[i]
 
 
 def _pairs(batch: Batch) -> list[list[list[int]]]:
