@@ -47,6 +47,11 @@ def test_a_cache_that_is_too_small_holds_the_longest_sample(whole: bool, rows: i
     assert (room.rows, room.pages) == (rows, 11 + 2)
 
 
+def test_every_sample_that_begins_has_a_page() -> None:
+    """2,000 prompts of a page with a sample of up to 3 tokens each, in 1,000 pages."""
+    assert paged_room([(64, 1)] * 2000, 3, 1000, whole=False).rows == 500
+
+
 def test_without_pages_and_graphs_sizes_are_exact() -> None:
     room = cache_of(64 * GB, paged=False).room_for([(100, 8)] * 20, 80)
     assert (room.rows, room.row_slots) == (160, 180)
