@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vigneron.rollout.engine.cached_attention import Layer
-from vigneron.rollout.engine.key_value_cache import KeyValueCache
+from vigneron.rollout.engine.key_value_cache import KeyValueCache, paged_room
 
 GB = 2**30
 LLAMA_8B = [Layer(None, heads=8, key_size=128, value_size=128, sharing=4)] * 32
