@@ -380,7 +380,8 @@ def limits_of_memory_have_an_effect(config: TopLevel) -> None:
     model = config.model
     if model.memory_gb is not None and model.device in ("cpu", "mps"):
         raise ValueError(
-            f"`model.memory_gb` has no effect with `model.device: {model.device}`: it limits a GPU's memory"
+            f"`model.memory_gb` has no effect with `model.device: {model.device}`: it limits a GPU's memory; "
+            "leave `model.device` out to plan a run for a GPU that is not here"
         )
     sampling = config.scale.sampling
     if model.memory_gb is not None and sampling.kind == "vllm" and sampling.url is None:

@@ -4,6 +4,7 @@ Most checkpoints have bfloat16 numbers: held so, nothing is lost. Under autocast
 rounds it at every call; an embedding returns float32. Products in float32 upcast one matrix at a time.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers.pytorch_utils import Conv1D
+
+# peft imports bitsandbytes, which says on some CPUs that a kernel of a hub is missing.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 MATRICES = (nn.Linear, Conv1D)
 PRODUCTS = (functional.linear, torch.addmm, torch.mm, torch.matmul, torch.Tensor.matmul)

@@ -33,8 +33,8 @@ def pinned_bytes(sizes: Iterable[int]) -> int:
 @dataclass(frozen=True)
 class Plan:
     parts: tuple[Part, ...]
-    one_group: int = 0
-    """Bytes of the cache for one prompt's samples: it takes what is left, and then fewer are drawn at a time."""
+    few_samples: int = 0
+    """Bytes of the cache for a few samples: it takes what is left, and then fewer are drawn at a time."""
     microbatch_tokens: int = 0
     checkpointing: bool = False
     """Whether activations are computed again, as the config says or because few tokens fit otherwise."""
@@ -66,9 +66,9 @@ class Plan:
 
     @property
     def least_bytes(self) -> int:
-        """What the run cannot do without: with the cache of one group."""
+        """What the run cannot do without: with the cache of a few samples."""
         cache = sum(part.bytes for part in self.parts if part.name == CACHE)
-        return max(self.scoring_bytes, self.update_bytes, self.sampling_bytes - cache + min(cache, self.one_group))
+        return max(self.scoring_bytes, self.update_bytes, self.sampling_bytes - cache + min(cache, self.few_samples))
 
     @property
     def fixed_bytes(self) -> int:

@@ -48,6 +48,8 @@ from vigneron.training.setup.resolve import COMPILE_FROM_STEPS
 from vigneron.values import GB
 
 ASSUMED_PROMPT = 512
+FEW_SAMPLES = 8
+"""Samples of a prompt that a run should draw at a time, where it fits. One at a time would do."""
 ASSUMED_GPU = 80
 """GB of the GPU, where this machine has none."""
 OF_SAMPLING: Any = {"scoring": False, "update": False, "fixed": False}
@@ -141,7 +143,7 @@ class _Counting:
             parts = [replace(part, sampling=False) for part in parts]
         return Plan(
             tuple(part for part in parts if part.bytes),
-            self.cache_bytes(1, config.group_size),
+            self.cache_bytes(1, min(config.group_size, FEW_SAMPLES)),
             sizes.microbatch_tokens,
             sizes.checkpointing,
             self.phase,
@@ -163,7 +165,7 @@ class _Counting:
         groups = [(self.memory.held_out, 1)] if config.eval_every else []
         groups += [(config.prompts_per_step, config.group_size)] if self.phase == "sampling" else []
         wanted, prompts, group = max((self.cache_bytes(*some), *some) for some in groups)
-        least = self.cache_bytes(1, group)
+        least = self.cache_bytes(1, 1)
         cache = wanted if limit is None else min(wanted, max(limit, least))
         yield Part(CACHE, cache, **OF_SAMPLING, by_torch=cache <= LARGE)
         logits = self.rows_at_once(prompts, group, cache) * self.size.vocabulary * 4
