@@ -57,7 +57,7 @@ def test_the_readme(here: Path, roomy_folder: Path) -> None:
     (here / "held_out.jsonl").write_text('{"prompt": "A good name for a dog is"}\n')
     model = f"model.name={roomy_folder}"
     validate, probe, train, resume, talk, evaluate, export, *_ = guide.commands
-    assert train[-1] == "steps=200"
+    assert train[-1] == "steps=5"
     done(validate, model)
     assert "probe: 4 samples" in done(probe, "--samples", "4", *SAMPLED, model).out
     done(train, *SAMPLED, model)
