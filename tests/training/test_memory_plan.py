@@ -315,9 +315,8 @@ def test_an_evaluation_of_many_rows_has_the_larger_cache(memory: RunMemory, mode
     assert parts(many, config_of(model, eval_every=0))[CACHE] == 3 * (64 + 4 * 64) * token
     narrow = config_of(model, model={"cache_gb": 10.5 * (64 + 64) * token / GB})  # of ten rows and a half
     assert parts(many, narrow)["drawing of tokens"] == 10 * 260 * 4
-    assert (
-        parts(many, config_of(model, model={"cache_gb": 1e-9}))[CACHE] == (64 + 64) * token
-    )  # of one sample, at least
+    tiny = config_of(model, eval_every=0, model={"cache_gb": 1e-9})
+    assert parts(many, tiny)[CACHE] == (64 + 64) * token  # of one of a group's four samples, at least
     # 21 pages: each sample is expected to need the first of its four, beside its prompt's
     longer = config_of(model, max_new_tokens=256, model={"cache_gb": 21 * 64 * token / GB})
     assert parts(many, longer)["drawing of tokens"] == 10 * 260 * 4

@@ -12,7 +12,7 @@ from torch import Tensor
 from vigneron.core.draws import Sampling
 from vigneron.rollout.engine import key_value_cache
 from vigneron.rollout.engine.decode_state import DecodeState
-from vigneron.rollout.engine.key_value_cache import GUESS, Room, paged_room, pages_for
+from vigneron.rollout.engine.key_value_cache import EXPECTED_SHARE, Room, paged_room, pages_for
 from vigneron.rollout.engine.request import Completions, Request
 from vigneron.rollout.engine.schedule import AHEAD, CHECK_EVERY, Schedule
 
@@ -214,7 +214,7 @@ def test_samples_that_began_last_give_up_their_pages() -> None:
     assert (schedule.capacity, collected[:2], sorted(collected[2:])) == (4, [0, 1], [2, 3])
     assert decoder.steps == 2 * (NEW - 1)
     assert schedule.pages is not None
-    assert schedule.pages._sampled == GUESS * NEW + 4 * (NEW - 1)  # what was dropped is not counted
+    assert schedule.pages._sampled == EXPECTED_SHARE * NEW + 4 * (NEW - 1)  # what was dropped is not counted
 
 
 def test_soon_after_all_rows_have_ended_no_more_steps_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

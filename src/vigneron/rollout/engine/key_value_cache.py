@@ -20,7 +20,7 @@ DEFAULT_BYTES = {"cuda": 6 * 2**30, "mps": 2**30, "cpu": 2**30}
 """Bytes of the cache where no number is given, unless a single row needs more; on a GPU at most an eighth of it."""
 LARGE = 2**28
 """A cache of more bytes than this is given back between calls."""
-GUESS = 0.25
+EXPECTED_SHARE = 0.25
 """The length of a completion, as a share of the longest, that is expected before any has ended."""
 
 
@@ -66,13 +66,14 @@ class Room:
 
 def paged_room(groups: Sequence[tuple[int, int]], new_tokens: int, most: int, *, whole: bool) -> Room:
     """The room for groups of (tokens of the prompt, samples) in a paged cache, or for as many samples at a time as
-    `most` pages allow: `whole` if each has the pages of its longest completion from the start, else by `GUESS`."""
+    `most` pages allow: `whole` if each has the pages of its longest completion from the start, else those of
+    `EXPECTED_SHARE` of it."""
     samples, prompt = sum(size for _, size in groups), max(pages_for(width) for width, _ in groups)
     longest = pages_for(new_tokens)
     if (every := len(groups) * prompt + samples * longest) <= most:
         return Room(samples, pages=every, prompt_pages=prompt, new_tokens=new_tokens)
     pages = max(most, prompt + longest)
-    each = longest if whole else max(1, pages_for(int(GUESS * new_tokens)))
+    each = longest if whole else max(1, pages_for(int(EXPECTED_SHARE * new_tokens)))
     rows = min(int(pages / (each + prompt * len(groups) / samples)), (pages - prompt) // (longest if whole else 1))
     return Room(max(1, min(samples, rows)), pages=pages, prompt_pages=prompt, new_tokens=new_tokens)
 

@@ -7,7 +7,7 @@ need are free. Where that was too few, the schedule preempts the samples that be
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vigneron.rollout.engine.key_value_cache import GUESS, pages_for
+from vigneron.rollout.engine.key_value_cache import EXPECTED_SHARE, pages_for
 from vigneron.rollout.engine.prompt_groups import Group
 
 
@@ -40,7 +40,7 @@ class Pages:
         self.free = list(range(count))
         self.held: dict[int, SamplePages] = {}  # by sample; the last one began last
         self._new_tokens, self.whole = new_tokens, whole
-        self._sampled = GUESS * new_tokens  # as if one sample of the expected length had ended
+        self._sampled = EXPECTED_SHARE * new_tokens  # as if one sample of the expected length had ended
         self._ended = 1
 
     @property
@@ -81,7 +81,7 @@ class Pages:
         return list(enumerate(taken, first))
 
     def end(self, samples: Sequence[int]) -> None:
-        """Take back the pages of samples, and those of prompts that nobody reads any more."""
+        """Take back the pages of samples, and those of prompts that no sample reads any more."""
         for sample in samples:
             held = self.held.pop(sample)
             self.free += held.own
