@@ -31,6 +31,7 @@ from vigneron import api
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.run_store.folder import RunFolder
+from vigneron.training.checkpoint.write import draft_path
 
 VOWELS = "aeiouAEIOU"
 RUBRIC = {
@@ -140,14 +141,18 @@ def _data_for(folder: Path, name: str) -> Path:
     return data
 
 
-class Killer:
-    """SIGKILL in the middle of a step, the checkpoint before it whole: no handler runs, nothing is flushed."""
-
-    def __init__(self, at_step: int | None = None) -> None:
-        self.at_step = at_step
-
+class Printer:
     def notice(self, text: str) -> None:
         print(text, flush=True)
+
+    def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None: ...
+
+
+class Killer(Printer):
+    """SIGKILL in the middle of a step, the checkpoint before it whole: no handler runs, nothing is flushed."""
+
+    def __init__(self, at_step: int) -> None:
+        self.at_step = at_step
 
     def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
         if run.step == self.at_step:
@@ -155,9 +160,28 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class KillerInSave(Printer):
+    """SIGKILL so long after the checkpoint of a step is begun, whole or not. Until then the step after it does not end:
+    the run is killed however slow the machine is."""
+
+    def __init__(self, folder: Path, step: int, delay: float) -> None:
+        self.begun, self.after, self.delay = (draft_path(folder, step), folder / f"step-{step}"), step, delay
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not any(path.exists() for path in self.begun):
+            time.sleep(0.0005)
+        time.sleep(self.delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self, run: Any, metrics: Any, batch: Any, seconds: float) -> None:
+        if run.step > self.after:
+            threading.Event().wait()
+
+
 def trained(recipe: str, runs: str, name: str) -> None:
     """Trained to its end, unless its own code kills it."""
-    _train_or_resume(recipe, Path(runs), name, Killer())
+    _train_or_resume(recipe, Path(runs), name, Printer())
 
 
 def killed_at_step(recipe: str, runs: str, name: str, step: int) -> None:
@@ -165,17 +189,8 @@ def killed_at_step(recipe: str, runs: str, name: str, step: int) -> None:
 
 
 def killed_in_save(recipe: str, runs: str, name: str, step: int, delay: float) -> None:
-    """Killed so long after the draft of that step, or of a later one, is seen."""
-    checkpoints = Path(runs) / name / "checkpoints"
-
-    def watch() -> None:
-        while not any(int(p.name.split("-")[1].split(".")[0]) >= step for p in checkpoints.glob(".step-*.draft")):
-            time.sleep(0.0005)
-        time.sleep(delay)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-    _train_or_resume(recipe, Path(runs), name, Killer())
+    killer = KillerInSave(Path(runs) / name / "checkpoints", step, delay)
+    _train_or_resume(recipe, Path(runs), name, killer)
 
 
 def _train_or_resume(recipe: str, runs: Path, name: str, view: Any) -> None:
