@@ -7,15 +7,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
-from threading import Timer
+from threading import Barrier, Event
+from typing import Any
 
 import pytest
 
 from support.endpoint_judges import KEY, asking, endpoint, environment, is_critique, obliging, plain, scores, user  # noqa: F401
-from support.servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving, verdict
+from support.servers import LONG_S, Seen, Sent, chat, free_port, interrupted_twice, refusal, serving, verdict
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
+from vigneron.http_client import HttpClient
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import build_judge
 
@@ -25,8 +28,8 @@ WRONG = {
     "429": (refusal(429, Retry_After="0.01"), r"^answered 429 .*\(2 times\)$"),
     "429 that asks for an hour": (refusal(429, Retry_After="3600"), r"^answered 429 .*with Retry-After 3600 s$"),
     "400": (refusal(400, "no such"), r"^answered 400 \('no such'\)$"),
-    "hangs": (Sent(body=GOOD.body, delay=60.0), r"^did not answer within 2 s"),
-    "drips": (Sent(body=GOOD.body, drip=0.2), r"^did not answer within 2 s"),
+    "hangs": (Sent(body=GOOD.body, delay=LONG_S), r"^did not answer within 2 s"),
+    "drips": (Sent(body=GOOD.body, drip=1.0), r"^did not answer within 2 s"),
     "cut off": (Sent(body=GOOD.body, cut=30), "^broke off its response"),
     "truncated body": (Sent(body=GOOD.body[:50]), "^returned a malformed response"),
     "no JSON": (Sent(body="<html>busy</html>"), "^returned a malformed response"),
@@ -49,14 +52,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("sent", "why"), WRONG.values(), ids=WRONG)
-def test_no_failure_becomes_a_zero_and_none_is_kept(tmp_path: Path, sent: Sent, why: str) -> None:
+def test_no_failure_becomes_a_zero_and_none_is_kept(
+    tmp_path: Path, sent: Sent, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = True
 
     def script(seen: Seen, before: int) -> Sent:
         return sent if broken and user(seen).startswith("bad|") else obliging(seen, before)
 
+    if "did not answer" in why:
+        only_the_bad_is_hurried(monkeypatch)
     with serving(script) as server:
-        judge = endpoint(server.url, tmp_path, timeout_s=2.0)
+        judge = endpoint(server.url, tmp_path, timeout_s=2.0 if "did not answer" in why else 60.0)
         good, bad = judge.verdicts([asking("good"), asking("bad")])
         assert good.score == 0.4
         assert bad.score is None
@@ -66,6 +73,16 @@ def test_no_failure_becomes_a_zero_and_none_is_kept(tmp_path: Path, sent: Sent, 
         before = len(server.seen)
         assert scores(endpoint(server.url, tmp_path).verdicts([asking("good"), asking("bad")])) == [0.4, 0.3]
         assert len(server.seen) == before + 1, "the score alone: the critique is kept"
+
+
+def only_the_bad_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be answered has longer, on however slow a machine, than what never is."""
+    request = HttpClient.request
+
+    def patient(http: HttpClient, path: str, body: Any, *, timeout_s: float, **options: Any) -> Any:
+        return request(http, path, body, timeout_s=timeout_s if "bad|" in json.dumps(body) else LONG_S, **options)
+
+    monkeypatch.setattr(HttpClient, "request", patient)
 
 
 def test_a_failed_critique_is_missing_too(tmp_path: Path) -> None:
@@ -155,13 +172,27 @@ def test_a_preflight_is_one_small_question(tmp_path: Path) -> None:
     assert server.seen[0].body["max_tokens"] == 16
 
 
-def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(tmp_path: Path) -> None:
-    with serving(lambda seen, n: obliging(seen, n) if n < 5 else refusal(401)) as server:
+def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both that are then under way are refused, and what comes after them is held until the judge has stopped."""
+    both, stopped = Barrier(2, timeout=LONG_S), Event()
+
+    def script(seen: Seen, before: int) -> Sent:
+        if before in (5, 6):
+            both.wait()
+        if before > 6:
+            assert stopped.wait(LONG_S)
+        return obliging(seen, before) if before < 5 else refusal(401)
+
+    with serving(script) as server:
+        judge = endpoint(server.url, tmp_path, concurrency=2, timeout_s=LONG_S)
+        stop = judge.stop
+        monkeypatch.setattr(judge, "stop", lambda: (stop(), stopped.set()))
         with pytest.raises(UserError, match=r"^reward\.judge: .* answered 401"):
-            endpoint(server.url, tmp_path, concurrency=2).verdicts(plain([f"w{i}" for i in range(60)]))
+            judge.verdicts(plain([f"w{i}" for i in range(60)]))
         assert len(server.seen) < 15
-    kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()
-    assert kept == (5,)
+    assert answers_in(tmp_path) == 5
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -196,9 +227,14 @@ def test_retry_after_is_honoured(tmp_path: Path) -> None:
 
 
 def test_a_stopped_judge_keeps_what_is_under_way_and_asks_no_more(tmp_path: Path) -> None:
-    with serving(lambda seen, n: Sent(body=obliging(seen, n).body, delay=0.2)) as server:
-        judge = endpoint(server.url, tmp_path, concurrency=2)
-        Timer(0.1, judge.stop).start()
+    both = Barrier(2, timeout=LONG_S, action=lambda: judge.stop())
+
+    def script(seen: Seen, before: int) -> Sent:
+        both.wait()
+        return obliging(seen, before)
+
+    with serving(script) as server:
+        judge = endpoint(server.url, tmp_path, concurrency=2, timeout_s=LONG_S)
         found = judge.verdicts(plain([f"w{i}" for i in range(10)]))
         assert scores(found) == [0.2, 0.2, *[None] * 8]
         assert found[-1].why == "not sent: the judge was stopped"
@@ -229,6 +265,7 @@ def test_the_key_is_in_no_output(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
+from vigneron import threads
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import JudgePrompts, build_judge
@@ -237,59 +274,69 @@ def asked(word):
     critique = ("system", "Criticise it."), ("user", word)
     return JudgePrompts(critique, lambda said: (("system", "Score it."), ("user", word + "|" + said)))
 
-config = EndpointJudgeConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4)
+config = EndpointJudgeConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4, timeout_s=600)
+stop = threads.DaemonPool.stop
+threads.DaemonPool.stop = lambda pool: (stop(pool), Path(sys.argv[2], "stopped").touch())
 judge = build_judge(config, cache=AnswerCache(Path(sys.argv[2]) / "answers.sqlite"))
 found = judge.verdicts([asked("x" * (i % 8) + str(i)) for i in range(100)])
 print(judge.calls, judge.cached, sum(v.score is None for v in found), sum(v.score for v in found))
 """
 
 
+def answers_in(folder: Path) -> int:
+    return sqlite3.connect(folder / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: Path) -> None:
-    killed: list[bool] = []
+    """When 80 are answered, and four under way."""
+    under_way = Barrier(4, timeout=LONG_S)
 
     def script(seen: Seen, before: int) -> Sent:
-        if before >= 80 and not killed:
-            killed.append(True)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        return Sent(body=obliging(seen, before).body, delay=0.003)
+        if 80 <= before < 84:
+            if under_way.wait() == 0:
+                process.kill()
+                process.wait()
+            under_way.wait()
+        return obliging(seen, before)
 
     with serving(script) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.wait(timeout=60) == -signal.SIGKILL
-        first = len(server.seen)
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert first - 4 <= kept <= first < 90, "all but those under way"
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-        assert second[:3] == [str(200 - kept), str(kept), "0"]
+        assert process.wait(timeout=LONG_S) == -signal.SIGKILL
+        assert len(server.seen) == 84
+        assert answers_in(tmp_path) == 80, "all but those under way"
+        second = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True).stdout.split()
+        assert second[:3] == ["120", "80", "0"]
         letters = sum(i % 8 + len(str(i)) for i in range(100))
         assert float(second[3]) == pytest.approx(letters / 10)
-        assert len(server.seen) == first + 200 - kept
+        assert len(server.seen) == 84 + 120
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
+    """Four, which are answered when the process is stopping."""
+    under_way = Barrier(4, timeout=LONG_S, action=lambda: process.send_signal(signal.SIGINT))
+
     def script(seen: Seen, before: int) -> Sent:
-        if before == 20:
-            process.send_signal(signal.SIGINT)
-        return Sent(body=obliging(seen, before).body, delay=0.2 if before >= 15 else 0.0)
+        if 20 <= before < 24:
+            under_way.wait()
+            while not (tmp_path / "stopped").exists():
+                time.sleep(0.01)
+        return obliging(seen, before)
 
     with serving(script) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG_S)
         assert "KeyboardInterrupt" in err
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert kept == len(server.seen) < 40
+        assert answers_in(tmp_path) == len(server.seen) <= 28, "of a critique that was under way, the score too"
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path) -> None:
-    with serving(lambda seen, n: obliging(seen, n) if n < 20 else Sent(delay=60)) as server:
+    with serving(lambda seen, n: obliging(seen, n) if n < 20 else Sent(delay=LONG_S)) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert interrupted_twice(process, lambda: server.busy == 4) < 25
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert (kept, len(server.seen)) == (20, 24)
+        interrupted_twice(process, lambda: len(server.seen) == 24, (tmp_path / "stopped").exists)
+        assert (answers_in(tmp_path), len(server.seen)) == (20, 24)

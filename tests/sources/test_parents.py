@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
 
-from support.servers import Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
+from support.servers import LONG_S, Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
@@ -31,7 +31,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def endpoint(url: str, folder: Path, reads: str = "text", **keys: Any) -> Parent:
-    config = EndpointParentConfig(kind="endpoint", model="grape", url=url, **{"retries": 1, "timeout_s": 5.0, **keys})
+    config = EndpointParentConfig(kind="endpoint", model="grape", url=url, **{"retries": 1, "timeout_s": 60.0, **keys})
     return build_parent(config, reads=reads, cache=AnswerCache(folder / "answers.sqlite"))
 
 
@@ -99,7 +99,7 @@ def test_what_was_asked_otherwise_is_another_question(tmp_path: Path) -> None:
 
 
 def test_at_most_so_many_at_a_time_and_really_so_many(tmp_path: Path) -> None:
-    barrier = Barrier(3, timeout=60)  # breaks unless three are asked together
+    barrier = Barrier(3, timeout=LONG_S)  # breaks unless three are asked together
 
     def script(seen: Seen, before: int) -> Sent:
         if before > 0:
@@ -215,10 +215,25 @@ def test_one_refused_question_at_the_start_is_only_that(tmp_path: Path) -> None:
         assert answers(endpoint(server.url, tmp_path).answer(asking("abc"))) == [None, "B", "C"]
 
 
-def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(tmp_path: Path) -> None:
-    with serving(lambda seen, n: upper(seen, n) if n < 5 else refusal(401)) as server:
+def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both that are then under way are refused, and what comes after them is held until the parent has stopped."""
+    both, stopped = Barrier(2, timeout=LONG_S), Event()
+
+    def script(seen: Seen, before: int) -> Sent:
+        if before in (5, 6):
+            both.wait()
+        if before > 6:
+            assert stopped.wait(LONG_S)
+        return upper(seen, before) if before < 5 else refusal(401)
+
+    with serving(script) as server:
+        parent = endpoint(server.url, tmp_path, concurrency=2, timeout_s=LONG_S)
+        stop = parent.backend.stop
+        monkeypatch.setattr(parent.backend, "stop", lambda: (stop(), stopped.set()))
         with pytest.raises(UserError, match="answered 401"):
-            endpoint(server.url, tmp_path, concurrency=2).answer(asking([f"w{i}" for i in range(50)]))
+            parent.answer(asking([f"w{i}" for i in range(50)]))
         assert len(server.seen) < 15
     kept = endpoint(server.url, tmp_path).cached(asking([f"w{i}" for i in range(50)]))
     assert len(kept) == 5
@@ -227,64 +242,74 @@ def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(tmp_path: Path)
 KILLED = """
 import sys
 from pathlib import Path
+from vigneron import threads
 from vigneron.config import EndpointParentConfig
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.parents import build_parent, conversation
-config = EndpointParentConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4)
+config = EndpointParentConfig(kind="endpoint", model="grape", url=sys.argv[1], concurrency=4, timeout_s=600)
+stop = threads.DaemonPool.stop
+threads.DaemonPool.stop = lambda pool: (stop(pool), Path(sys.argv[2], "stopped").touch())
 parent = build_parent(config, reads="text", cache=AnswerCache(Path(sys.argv[2]) / "answers.sqlite"))
 found = parent.answer([conversation(None, f"w{i}") for i in range(100)])
 print(found.sent, found.cached, found.missing, [o.answer for o in found.outcomes] == [f"W{i}" for i in range(100)])
 """
 
 
+def answers_in(folder: Path) -> int:
+    return sqlite3.connect(folder / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
+
+
 @pytest.mark.slow
 def test_killed_in_the_middle_the_next_run_asks_only_what_is_missing(tmp_path: Path) -> None:
-    answered: list[str] = []
+    """When 40 are answered, and four under way."""
+    under_way = Barrier(4, timeout=LONG_S)
 
     def script(seen: Seen, before: int) -> Sent:
-        if before >= 40 and not answered:
-            answered.extend(["killed"])
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        return Sent(body=upper(seen, before).body, delay=0.005)
+        if 40 <= before < 44:
+            if under_way.wait() == 0:
+                process.kill()
+                process.wait()
+            under_way.wait()
+        return upper(seen, before)
 
     with serving(script) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.wait(timeout=60) == -signal.SIGKILL
-        first = len(server.seen)
-        assert 40 <= first < 50
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert first - 4 <= kept <= first, "all but those under way"
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert second.stdout.split() == [str(100 - kept), str(kept), "0", "True"]
-        assert len(server.seen) == first + 100 - kept
+        assert process.wait(timeout=LONG_S) == -signal.SIGKILL
+        assert len(server.seen) == 44
+        assert answers_in(tmp_path) == 40, "all but those under way"
+        second = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
+        assert second.stdout.split() == ["60", "40", "0", "True"]
+        assert len(server.seen) == 44 + 60
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_under_way(tmp_path: Path) -> None:
+    """Four, which are answered when the process is stopping."""
+    under_way = Barrier(4, timeout=LONG_S, action=lambda: process.send_signal(signal.SIGINT))
+
     def script(seen: Seen, before: int) -> Sent:
-        if before == 20:
-            process.send_signal(signal.SIGINT)
-        return Sent(body=upper(seen, before).body, delay=0.2 if before >= 15 else 0.0)
+        if before >= 20:
+            under_way.wait()
+            while not (tmp_path / "stopped").exists():
+                time.sleep(0.01)
+        return upper(seen, before)
 
     with serving(script) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LONG_S)
         assert "KeyboardInterrupt" in err
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert kept == len(server.seen) < 60
+        assert answers_in(tmp_path) == len(server.seen) == 24
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_an_endpoint_that_hangs(tmp_path: Path) -> None:
-    with serving(lambda seen, n: upper(seen, n) if n < 20 else Sent(delay=60)) as server:
+    with serving(lambda seen, n: upper(seen, n) if n < 20 else Sent(delay=LONG_S)) as server:
         command = [sys.executable, "-c", KILLED, server.url, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert interrupted_twice(process, lambda: server.busy == 4) < 5
-        kept = sqlite3.connect(tmp_path / "answers.sqlite").execute("SELECT COUNT(*) FROM answers").fetchone()[0]
-        assert (kept, len(server.seen)) == (20, 24)
+        interrupted_twice(process, lambda: len(server.seen) == 24, (tmp_path / "stopped").exists)
+        assert (answers_in(tmp_path), len(server.seen)) == (20, 24)
 
 
 def test_the_cache_is_json_and_what_is_wrong_with_it_is_one_line(tmp_path: Path) -> None:

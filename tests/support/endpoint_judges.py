@@ -24,7 +24,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def endpoint(url: str, folder: Path, **keys: Any) -> Judge:
-    config = EndpointJudgeConfig(kind="endpoint", model="grape", url=url, **{"retries": 1, "timeout_s": 5.0, **keys})
+    config = EndpointJudgeConfig(kind="endpoint", model="grape", url=url, **{"retries": 1, "timeout_s": 60.0, **keys})
     return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"))
 
 
