@@ -17,7 +17,7 @@ import httpcore2
 import pytest
 
 from support.hostile_server import DRIPS, TRANSPORT, chat_json, escaped, head, hostile_server, whole
-from support.servers import free_port
+from support.servers import port_of_nobody
 from vigneron import http_client
 from vigneron.config import VllmSamplingConfig
 from vigneron.errors import UserError
@@ -59,7 +59,7 @@ FLOODS = [way for way in TRANSPORT if ("endless" in way or "MB" in way) and "chu
 @pytest.mark.parametrize("way", HANGS)
 def test_no_answer_that_drips_outlives_the_deadline(way: str, request_by: Callable[[str, float], str]) -> None:
     with hostile_server(TRANSPORT[way]) as server:
-        for timeout_s in (0.2, 2.0, 5.0):  # a busy machine may send nothing within the shortest
+        for timeout_s in (0.2, 2.0, 20.0, 60.0):  # a busy machine may send nothing within the shortest
             assert request_by(server.url, timeout_s) == f"did not answer within {timeout_s:g} s"
             if server.requested.wait(1.0):
                 break
@@ -106,7 +106,7 @@ def test_the_calling_thread_loads_the_tls_roots(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(httpcore2, "default_ssl_context", noting)
     with pytest.raises(Unreachable):
-        HttpClient(f"https://127.0.0.1:{free_port()}", proxies=False).request("/x", None, timeout_s=30)
+        HttpClient(f"https://127.0.0.1:{port_of_nobody()}", proxies=False).request("/x", None, timeout_s=300)
     assert loaded_by == [threading.current_thread()]
 
 
@@ -134,7 +134,7 @@ def test_a_tls_error_after_the_handshake_is_a_broken_response(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve, args=(listening,))
         thread.start()
-        why = request_by(f"https://127.0.0.1:{listening.getsockname()[1]}", 60.0)
+        why = request_by(f"https://127.0.0.1:{listening.getsockname()[1]}", 300.0)
         thread.join()
     assert why.startswith(("broke off its response", "lost the connection")), why
 
@@ -145,7 +145,7 @@ def test_no_more_is_read_than_the_limit(way: str, request_by: Callable[[str, flo
     """Whatever the status; of an error no more than its beginning."""
     of_error = way.startswith(("sends an error", "refuses", "redirects")) or "header" in way or "1xx" in way
     with hostile_server(TRANSPORT[way]) as server:
-        why = request_by(server.url, 60.0)
+        why = request_by(server.url, 300.0)
         assert server.sent < (LONGEST_ERROR if of_error else LONGEST_RESPONSE) + BUFFERS
     assert why.startswith(("answered ", "broke off its response", "lost the connection")), why
 
@@ -168,7 +168,7 @@ def test_a_name_without_an_address_cannot_be_reached(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(socket, "getaddrinfo", no_address)
     with pytest.raises(Unreachable, match=r"^Name or service not known$"):
-        HttpClient("http://no-such-host.invalid/v1", proxies=False).request("/x", {}, timeout_s=30)
+        HttpClient("http://no-such-host.invalid/v1", proxies=False).request("/x", {}, timeout_s=300)
 
 
 @pytest.mark.parametrize("url", ["http://a..b/v1", f"http://{'a' * 64}.example/v1", "http://☃.net/v1"])
@@ -214,7 +214,7 @@ def test_an_error_of_our_own_after_sending_is_not_an_unreachable_server(monkeypa
 
     monkeypatch.setattr(http_client._CountingStream, "read", broken)
     with hostile_server(whole("{}")) as server, pytest.raises(ValueError, match=r"^a bug$"):
-        HttpClient(server.url).request("/x", {}, timeout_s=30)
+        HttpClient(server.url).request("/x", {}, timeout_s=300)
 
 
 def test_an_error_of_our_own_is_not_a_malformed_response(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_an_error_of_our_own_is_not_a_malformed_response(monkeypatch: pytest.Mon
 def test_nobody_there() -> None:
     for host in ("127.0.0.1", "localhost"):
         with pytest.raises(Unreachable, match=r"^Connection refused$"):
-            HttpClient(f"http://{host}:{free_port()}", proxies=False).request("/x", None, timeout_s=30)
+            HttpClient(f"http://{host}:{port_of_nobody()}", proxies=False).request("/x", None, timeout_s=300)
     assert cause(OSError("odd")) == "OSError"
 
 
@@ -241,8 +241,8 @@ def test_the_whole_of_a_good_answer_and_the_beginning_of_an_error() -> None:
     numbers = count()
     with hostile_server(lambda to: whole(b"x" * 3_000_000, ["200 OK", "503 Busy"][next(numbers)])(to)) as server:
         client = HttpClient(server.url, KEY)
-        assert len(client.request("/x", {}, timeout_s=30).body) == 3_000_000
-        busy = client.request("/x", {}, timeout_s=30)
+        assert len(client.request("/x", {}, timeout_s=300).body) == 3_000_000
+        busy = client.request("/x", {}, timeout_s=300)
         assert isinstance(busy, Response)
         assert (busy.status, len(busy.body)) == (503, LONGEST_ERROR)
 
@@ -286,9 +286,9 @@ def test_an_error_of_a_vllm_server_does_not_repeat_the_key() -> None:
     for form in (KEY, escaped(KEY), KEY.replace("/", "\\/")):
         way = whole(f'{{"error": "bad {form}"}}', "400 No")
         with hostile_server(way) as server, pytest.raises(HttpError, match=r"^answered 400 \('bad \[key\]'\)$"):
-            JsonServer(server.url, 30.0, KEY).request("/x", {})
+            JsonServer(server.url, 300.0, KEY).request("/x", {})
 
 
 def test_a_head_alone_is_an_answer() -> None:
     with hostile_server(lambda to: to.write(head("204 Empty", 0))) as server:
-        assert JsonServer(server.url, 30.0).request("/x", {}) is None
+        assert JsonServer(server.url, 300.0).request("/x", {}) is None

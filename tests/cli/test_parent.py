@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 import yaml
 
 from support.command_line import Answer, vigneron, write_jsonl, write_recipe
-from support.servers import Seen, Sent, chat, refusal, serving, vectors
+from support.servers import LONG_S, Seen, Sent, chat, refusal, serving, vectors
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
 from vigneron.run_data.reference_answers import load_evaluation_rows
+from vigneron.threads import DaemonPool
 
 KEY = "sk-secret-4f9a1c77e2"
 
@@ -186,15 +188,23 @@ def test_a_task_asks_with_its_own_instruction(tmp_path: Path) -> None:
     assert sorted(asked) == sorted(words)
 
 
-def test_ctrl_c_leaves_what_was_answered(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_what_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is under way then is answered when the command is stopping."""
+    stopping, stop = threading.Event(), DaemonPool.stop
+    monkeypatch.setattr(DaemonPool, "stop", lambda pool: (stop(pool), stopping.set()))
+
     def script(seen: Seen, before: int) -> Sent:
         if before == 10:
+            stopping.clear()
             os.kill(os.getpid(), signal.SIGINT)
-        return Sent(body=shout(seen, before).body, delay=0.1 if before > 4 else 0.0)
+        if before >= 10:
+            assert stopping.wait(LONG_S)
+        return shout(seen, before)
 
     with serving(script) as server:
         recipe = recipe_with_parent(tmp_path, "smollm2-135m", server.url, count=100)
-        answer = vigneron("parent", recipe, "parent.concurrency=2", "parent.missing_limit=0.1")
+        patient = f"parent.timeout_s={LONG_S}"
+        answer = vigneron("parent", recipe, "parent.concurrency=2", "parent.missing_limit=0.1", patient)
     assert answer.code == 130, answer
     kept = re.search(r"stopped: (\d+) answers are cached, (\d+) are left to request", answer.out)
     assert kept, answer

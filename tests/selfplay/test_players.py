@@ -7,7 +7,7 @@ import pytest
 
 from support.endpoint_judges import KEY, environment
 from support.games import game_config, game_options, played
-from support.servers import Seen, Sent, Server, chat, free_port, refusal, serving
+from support.servers import Seen, Sent, Server, chat, port_of_nobody, refusal, serving
 from support.talking import talking_folder
 from vigneron import api
 from vigneron.errors import UserError
@@ -101,7 +101,7 @@ def test_what_no_retry_mends_ends_the_run_at_once(status: int, message: str) -> 
 
 def test_nobody_there() -> None:
     with pytest.raises(UserError, match=r"environment\.players\.bob: cannot be reached"):
-        played(**against(f"http://127.0.0.1:{free_port()}/v1"))
+        played(**against(f"http://127.0.0.1:{port_of_nobody()}/v1"))
 
 
 def test_an_empty_answer_is_a_turn() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from support.minimal_recipe import check, line_of
-from support.servers import Seen, Sent, Server, chat, free_port, refusal, serving, vectors
+from support.servers import Seen, Sent, Server, chat, port_of_nobody, refusal, serving, vectors
 from vigneron.errors import UserError
 from vigneron.rewards.build import build_reward
 from vigneron.rewards.checkers import exact_reward
@@ -157,7 +157,7 @@ def test_an_endpoint_that_cannot_embed_fails_when_a_runs_reward_is_built(tmp_pat
 
 
 def test_nobody_there_is_one_line() -> None:
-    embedder = load_embedder("api:m", f"http://127.0.0.1:{free_port()}/v1")
+    embedder = load_embedder("api:m", f"http://127.0.0.1:{port_of_nobody()}/v1")
     with pytest.raises(UserError, match=r"^reward\.embedder: 'm' at '.*' cannot be reached \(Connection refused\)"):
         embedder.embed(["a"])
 

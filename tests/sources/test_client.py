@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.servers import Seen, Sent, chat, free_port, refusal, serving
+from support.servers import Seen, Sent, chat, port_of_nobody, refusal, serving
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
 from vigneron.sources.client import ChatReply, Client, Failure, backoff, base_url, is_loopback, retry_after
@@ -177,7 +177,7 @@ def test_a_request_that_is_refused_is_a_failure_without_retries(status: int) -> 
 
 
 def test_nobody_there_is_a_failure_and_the_impatient_try_twice() -> None:
-    client = Client(f"http://127.0.0.1:{free_port()}/v1", "parent", retries=8)
+    client = Client(f"http://127.0.0.1:{port_of_nobody()}/v1", "parent", retries=8)
     failure = client.chat("grape", HELLO, max_tokens=1, fail_fast=True)
     assert failure == Failure("cannot be reached (Connection refused) (2 times)")
 
@@ -203,7 +203,7 @@ def test_a_loopback_server_needs_no_key_and_others_do(monkeypatch: pytest.Monkey
 
 
 def test_a_proxy_is_not_asked_for_what_is_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{port_of_nobody()}")
     monkeypatch.setenv("NO_PROXY", "")
     with serving(lambda seen, n: GOOD) as server:
         assert isinstance(ask(server.url), ChatReply)

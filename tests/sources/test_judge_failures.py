@@ -10,15 +10,24 @@ import sys
 import time
 from pathlib import Path
 from threading import Barrier, Event
-from typing import Any
 
 import pytest
 
 from support.endpoint_judges import KEY, asking, endpoint, environment, is_critique, obliging, plain, scores, user  # noqa: F401
-from support.servers import LONG_S, Seen, Sent, chat, free_port, interrupted_twice, refusal, serving, verdict
+from support.servers import (
+    LONG_S,
+    Seen,
+    Sent,
+    chat,
+    hurry_only,
+    interrupted_twice,
+    port_of_nobody,
+    refusal,
+    serving,
+    verdict,
+)
 from vigneron.config.judges import EndpointJudgeConfig
 from vigneron.errors import UserError
-from vigneron.http_client import HttpClient
 from vigneron.sources.answer_cache import AnswerCache
 from vigneron.sources.judges import build_judge
 
@@ -61,7 +70,7 @@ def test_no_failure_becomes_a_zero_and_none_is_kept(
         return sent if broken and user(seen).startswith("bad|") else obliging(seen, before)
 
     if "did not answer" in why:
-        only_the_bad_is_hurried(monkeypatch)
+        hurry_only(monkeypatch, lambda body: "bad|" in json.dumps(body))
     with serving(script) as server:
         judge = endpoint(server.url, tmp_path, timeout_s=2.0 if "did not answer" in why else 60.0)
         good, bad = judge.verdicts([asking("good"), asking("bad")])
@@ -73,16 +82,6 @@ def test_no_failure_becomes_a_zero_and_none_is_kept(
         before = len(server.seen)
         assert scores(endpoint(server.url, tmp_path).verdicts([asking("good"), asking("bad")])) == [0.4, 0.3]
         assert len(server.seen) == before + 1, "the score alone: the critique is kept"
-
-
-def only_the_bad_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is to be answered has longer, on however slow a machine, than what never is."""
-    request = HttpClient.request
-
-    def patient(http: HttpClient, path: str, body: Any, *, timeout_s: float, **options: Any) -> Any:
-        return request(http, path, body, timeout_s=timeout_s if "bad|" in json.dumps(body) else LONG_S, **options)
-
-    monkeypatch.setattr(HttpClient, "request", patient)
 
 
 def test_a_failed_critique_is_missing_too(tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_a_judge_that_cannot_answer_shows_at_the_preflight(tmp_path: Path, sent:
 
 
 def test_nobody_there_and_no_key_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"http://127.0.0.1:{free_port()}/v1"
+    url = f"http://127.0.0.1:{port_of_nobody()}/v1"
     with pytest.raises(UserError, match=r"^reward\.judge: 'grape' at '.*' cannot be reached \(Connection refused\)"):
         endpoint(url, tmp_path, retries=20).preflight()
     monkeypatch.delenv("OPENAI_API_KEY")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.servers import LONG_S, Seen, Sent, chat, free_port, interrupted_twice, refusal, serving
+from support.servers import LONG_S, Seen, Sent, chat, interrupted_twice, port_of_nobody, refusal, serving
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
@@ -205,7 +205,7 @@ def test_a_parent_that_cannot_answer_fails_at_the_first_question(tmp_path: Path,
 
 
 def test_nobody_there_is_one_line(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}/v1"
+    url = f"http://127.0.0.1:{port_of_nobody()}/v1"
     with pytest.raises(UserError, match=r"^parent: 'grape' at '.*' cannot be reached \(Connection refused\)"):
         endpoint(url, tmp_path, retries=20).answer(asking("ab"))
 

@@ -23,7 +23,7 @@ from vigneron.sources.judges import Conversation, Judge, JudgePrompts, build_jud
 from vigneron.sources.parents import Parent, build_parent, conversation
 
 pytestmark = pytest.mark.slow
-STARTS_WITHIN_S = 120
+STARTS_WITHIN_S = 900
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     try:
         until = time.monotonic() + STARTS_WITHIN_S
         while time.monotonic() < until and process.poll() is None:
-            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                 break
             time.sleep(0.2)
         else:
@@ -54,7 +54,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
 
 
 def endpoint(url: str, model: str, folder: Path) -> Parent:
-    config = EndpointParentConfig(kind="endpoint", model=model, url=url, max_tokens=12, concurrency=2)
+    config = EndpointParentConfig(kind="endpoint", model=model, url=url, max_tokens=12, concurrency=2, timeout_s=300)
     return build_parent(config, reads="text", cache=AnswerCache(folder / "answers.sqlite"))
 
 
@@ -78,7 +78,9 @@ def test_another_model_is_refused_in_one_line(served: tuple[str, str], tmp_path:
 
 
 def judge(url: str, model: str, folder: Path, **keys: Any) -> Judge:
-    config = EndpointJudgeConfig(kind="endpoint", model=model, url=url, concurrency=2, **{"max_tokens": 32, **keys})
+    config = EndpointJudgeConfig(
+        kind="endpoint", model=model, url=url, concurrency=2, timeout_s=300, **{"max_tokens": 32, **keys}
+    )
     return build_judge(config, cache=AnswerCache(folder / "answers.sqlite"))
 
 

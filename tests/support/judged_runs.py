@@ -20,7 +20,7 @@ RUBRIC = {
 }
 
 
-def recipe_file(tmp_path: Path, model: Path, url: str, timeout_s: float = 20.0, **changes: Any) -> Path:
+def recipe_file(tmp_path: Path, model: Path, url: str, timeout_s: float = 300.0, **changes: Any) -> Path:
     rubric = tmp_path / "rubric.yaml"
     rubric.write_text(yaml.safe_dump(RUBRIC))
     judge = {"kind": "endpoint", "model": "grape", "url": url, "retries": 1, "timeout_s": timeout_s, "concurrency": 4}

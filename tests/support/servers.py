@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -11,9 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 Headers = dict[str, str]
 
@@ -167,6 +172,25 @@ def interrupted_twice(
         process.kill()
 
 
+def catches(process: "subprocess.Popen[str] | BaseProcess", number: signal.Signals) -> bool:
+    """Whether it has a handler for a signal. Once a run's has been called, a signal has its default effect again."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
+
+
+def hurry_only(monkeypatch: pytest.MonkeyPatch, which: Callable[[dict[str, Any]], bool]) -> None:
+    """A client's deadline is for these requests alone, which are not answered: others have as long as it takes,
+    however slow the machine is."""
+    from vigneron.http_client import HttpClient
+
+    request = HttpClient.request
+
+    def patient(http: HttpClient, path: str, body: Any, *, timeout_s: float, **options: Any) -> Any:
+        return request(http, path, body, timeout_s=timeout_s if which(body) else LONG_S, **options)
+
+    monkeypatch.setattr(HttpClient, "request", patient)
+
+
 def _ended(process: "subprocess.Popen[str] | BaseProcess", timeout: float) -> bool:
     """Whether it has ended after so many seconds at most."""
     if isinstance(process, BaseProcess):
@@ -177,7 +201,18 @@ def _ended(process: "subprocess.Popen[str] | BaseProcess", timeout: float) -> bo
     return process.returncode is not None
 
 
+@cache
+def port_of_nobody() -> int:
+    """Connections to it are refused: this process holds it and does not listen, so that no other can have it."""
+    _held.bind(("127.0.0.1", 0))
+    return _held.getsockname()[1]
+
+
+_held = socket.socket()
+
+
 def free_port() -> int:
+    """Free now; another process may take it."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]

@@ -1,15 +1,17 @@
 """GRAPE with a judge over HTTP: a server on loopback that answers, one that misbehaves, and a run that is killed."""
 
+import json
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
 
 from support import fault_runs
 from support.judged_runs import recipe_file
-from support.servers import Seen, Sent, chat, interrupted_twice, refusal, serving, verdict
+from support.servers import LONG_S, Seen, Sent, catches, chat, hurry_only, interrupted_twice, refusal, serving, verdict
 from vigneron import api
 from vigneron.errors import UserError
 from vigneron.run_store.samples import SampleStore
@@ -57,22 +59,27 @@ def test_a_run_is_killed_and_no_answered_call_is_repeated(tmp_path: Path, tiny_f
 BAD = {
     "500": refusal(500),
     "prose": chat('Sure! {"reasoning": "so", "score": 1, "confidence": 1} Bye.'),
-    "hang": Sent(delay=60),
+    "hang": Sent(delay=LONG_S),
 }
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "hang")) for how in BAD])
-def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_folder: Path, how: str) -> None:
+def test_failures_stop_the_run_and_never_become_a_zero(
+    tmp_path: Path, tiny_folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first scores are good, then the judge breaks: nothing kept is a zero of its, and one line ends the run."""
 
+    def may_break(body: dict[str, Any]) -> bool:
+        asked = next(m["content"] for m in body["messages"] if m["role"] == "user")  # the same when asked again
+        return crc32(asked.encode()) % 2 == 0 and "JSON" in json.dumps(body)
+
     def script(seen: Seen, before: int) -> Sent:
-        asked = next(m["content"] for m in seen.body["messages"] if m["role"] == "user")  # the same when asked again
-        fine = before < 40 or crc32(asked.encode()) % 2 or "JSON" not in words(seen)
-        return obliging(seen, before) if fine else BAD[how]
+        return BAD[how] if before >= 40 and may_break(seen.body) else obliging(seen, before)
 
     with serving(script) as server:
+        hurry_only(monkeypatch, lambda body: len(server.seen) > 30 and may_break(body))  # 30 are good in any case
         file = recipe_file(
-            tmp_path, tiny_folder, server.url, 1.0 if how == "hang" else 20.0, steps=30, prompts_per_step=4
+            tmp_path, tiny_folder, server.url, 1.0 if how == "hang" else 300.0, steps=30, prompts_per_step=4
         )
         with pytest.raises(UserError, match=r"scores are missing so far, above the limit.*words\.kind: ") as caught:
             api.train(str(file), name="run", runs=tmp_path)
@@ -88,11 +95,11 @@ def test_failures_stop_the_run_and_never_become_a_zero(tmp_path: Path, tiny_fold
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once_while_the_judge_hangs(tmp_path: Path, tiny_folder: Path) -> None:
-    with serving(lambda seen, n: obliging(seen, n) if n < 5 else Sent(delay=60)) as server:
-        file = recipe_file(tmp_path, tiny_folder, server.url, timeout_s=50.0)
+    with serving(lambda seen, n: obliging(seen, n) if n < 5 else Sent(delay=LONG_S)) as server:
+        file = recipe_file(tmp_path, tiny_folder, server.url)
         words = ["train", str(file), "--name", "run", "--runs", str(tmp_path)]
         process = fault_runs.started(fault_runs.command, str(tmp_path / "log"), words)
-        assert interrupted_twice(process, lambda: server.busy == 4) < 25
+        interrupted_twice(process, lambda: len(server.seen) == 9, lambda: not catches(process, signal.SIGTERM))
         assert process.exitcode == 130
         answers = sqlite3.connect(tmp_path / "cache" / "judges.sqlite").execute("SELECT COUNT(*) FROM answers")
         # The first question only finds out whether the judge is there, and is not kept.
