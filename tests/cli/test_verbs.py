@@ -78,7 +78,7 @@ def test_help_answers_within_half_a_second() -> None:
     for _ in range(3):
         before = os.times()
         done = subprocess.run(
-            [sys.executable, "-m", "vigneron", "--help"], capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-m", "vigneron", "--help"], capture_output=True, text=True, check=True, timeout=600
         )
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
@@ -107,7 +107,7 @@ def test_help_imports_nothing_heavy() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=600,
     )
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "vigneron.cli.main" in imported
@@ -289,9 +289,8 @@ def test_a_process_of_its_own_writes_plain_lines(tmp_path: Path, recipe: Path) -
     log, words = tmp_path / "log", ["train", str(recipe), "steps=2", "--runs", str(tmp_path)]
     given = {"COLUMNS": "40", "TERM": "xterm-256color"}
     process = fault_runs.started(fault_runs.command, str(log), words, environment=given)
-    process.join(120)
-    said = log.read_text()  # of both streams: that of errors is empty
-    assert process.exitcode == 0, said
+    code, said = fault_runs.ended(process), log.read_text()  # of both streams: that of errors is empty
+    assert code == 0, said
     assert ESCAPE not in said
     first = [line.split()[0] for line in said.splitlines() if not line.startswith("note: optimizer.actor_lr")]
     assert first[0] == "start:"

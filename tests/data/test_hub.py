@@ -30,7 +30,7 @@ for given in json.loads(sys.argv[1]):
 def read(hub: DatasetHub, home: Path, *wanted: dict[str, object], **env: str) -> list[object]:
     variables = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env}
     command = [sys.executable, "-c", READ, json.dumps([{"names": ["hf:me/sums"], **each} for each in wanted])]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return [json.loads(line) for line in done.stdout.splitlines()]

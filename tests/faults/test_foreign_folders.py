@@ -78,9 +78,8 @@ def test_row_8_two_runs_in_one_folder(tmp_path: Path, tiny_folder: Path) -> None
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     words = ["train", str(recipe), "--name", "run", "--runs", str(tmp_path)]
     process = fault_runs.started(fault_runs.command, str(first), words)
-    deadline = time.monotonic() + 90
     while not first.exists() or "step 1/" not in first.read_text():
-        assert time.monotonic() < deadline
+        assert process.is_alive(), first.read_text()
         time.sleep(0.02)
     assert status_of(tmp_path / "run").state == "running"
     for attempt in (["resume", str(tmp_path / "run")], words):
@@ -89,6 +88,6 @@ def test_row_8_two_runs_in_one_folder(tmp_path: Path, tiny_folder: Path) -> None
         assert "another process is training" in line or "exists" in line
     assert process.is_alive()
     process.kill()
-    process.join(30)
+    process.join()
     assert status_of(tmp_path / "run").state == "killed"
     RunFolder.open(tmp_path / "run").lock()  # the lock went with its process

@@ -156,7 +156,7 @@ def test_a_traceback_of_debug_has_no_key(tmp_path: Path, tiny_folder: Path, stat
         log = tmp_path / "log"
         words = ["--debug", "train", str(recipe), "parent.missing_limit=0"]
         given = {"OPENAI_LOG": "debug", "HF_TOKEN": PASSWORD}
-        fault_runs.started(fault_runs.command, str(log), words, environment=given).join(120)
+        fault_runs.ended(fault_runs.started(fault_runs.command, str(log), words, environment=given))
     assert "Traceback" in log.read_text()
     assert f"answered {status}" in log.read_text()
     assert_nowhere(tmp_path, log.read_text())

@@ -200,10 +200,14 @@ def _train_or_resume(recipe: str, runs: Path, name: str, view: Any) -> None:
         api.train(recipe, name=name, runs=runs, view=view)
 
 
-def exit_code(target: Any, *arguments: Any, timeout: float = 120) -> int:
+def exit_code(target: Any, *arguments: Any) -> int:
     """Of a process of its own; negative for the signal that ended it."""
-    process = started(target, *arguments)
-    process.join(timeout)
+    return ended(started(target, *arguments))
+
+
+def ended(process: BaseProcess) -> int:
+    """Its exit code, when it has ended: one that takes so long hangs, however slow the machine is."""
+    process.join(900)
     assert process.exitcode is not None, "it hangs"
     return process.exitcode
 

@@ -14,6 +14,6 @@ def begun(place: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 def vigneron(place: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
     process = begun(place, *arguments)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == code, (process.returncode, out, err)
     return out, err

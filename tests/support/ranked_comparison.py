@@ -32,9 +32,7 @@ def of_ranks(
         )
         for rank, log in enumerate(logs)
     ]
-    for process in processes:
-        process.join(400)
-    assert [process.exitcode for process in processes] == [0] * count, "\n".join(
+    assert [fault_runs.ended(process) for process in processes] == [0] * count, "\n".join(
         log.read_text()[-4000:] for log in logs
     )
     return {

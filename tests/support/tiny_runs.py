@@ -69,7 +69,7 @@ def tiny_config(folder: Path, data: Path, **changes: Any) -> Config:
 def run_python(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """A process of its own, so that it may be killed; it can import `support`, as the tests can."""
     command, environment = [sys.executable, "-c", code, *arguments], {**os.environ, **importing_support()}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=check, timeout=300)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=check, timeout=900)
 
 
 def final_state(folder: Path) -> dict[str, bytes]:
