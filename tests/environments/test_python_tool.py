@@ -19,11 +19,11 @@ QWEN = template("qwen3")
 
 
 @cache
-def environment(timeout_s: float = 20.0) -> ToolEnvironment:
+def environment(timeout_s: float = 300.0) -> ToolEnvironment:
     return tool_environment(["python"], QWEN, timeout_s=timeout_s, max_result_chars=1000)({}, 0)
 
 
-def ran(code: str, timeout_s: float = 20.0) -> tuple[str, int]:
+def ran(code: str, timeout_s: float = 300.0) -> tuple[str, int]:
     """What the model reads, and the number of errors."""
     raw = f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>"
     own = environment(timeout_s)
