@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.talking import LETTERS, AsyncCounting, Counting, counted, talking_model
+from support.talking import LETTERS, AsyncCounting, Counting, counted, talking_model, what_hangs
 from vigneron.batch import Batch
 from vigneron.config import PythonEnvironmentConfig
 from vigneron.core.draws import Sampling
@@ -330,8 +330,8 @@ def test_async_code_that_exits_takes_its_sample_out_and_no_other(error: BaseExce
     assert [i for i, each in enumerate(errors) if each is not None] == [1, 2]
 
 
-def test_one_that_hangs_is_given_up() -> None:
-    forever = threading.Event()
+def test_one_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    forever = what_hangs(monkeypatch)
 
     class Hanging(Failing):
         def __init__(self, row: dict[str, Any], seed: int) -> None:

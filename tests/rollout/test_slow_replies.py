@@ -17,7 +17,7 @@ from vigneron.rollout.on_policy import OnPolicy
 
 SAMPLES = 8
 TURN_TOKENS = 60
-OPTIONS = {"max_reply_tokens": 12, "timeout_s": 10}
+OPTIONS = {"max_reply_tokens": 12, "timeout_s": 600}
 
 
 def talked(environment: type[Counting], **given: Any) -> Batch:

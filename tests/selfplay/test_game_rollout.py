@@ -10,7 +10,7 @@ import torch
 
 from support.games import ROWS, game_config, game_rollout, played, policy_of
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing
-from support.talking import talking_folder
+from support.talking import talking_folder, what_hangs
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import prompt_text
@@ -204,8 +204,8 @@ def test_if_no_episode_gets_to_the_policy_the_run_stops_at_once() -> None:
 
 
 def test_a_game_that_hangs_when_it_is_made_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Opening, "release", threading.Event())
-    batch = played(**{"class": f"{__name__}:Opening", "timeout_s": 1})
+    monkeypatch.setattr(Opening, "release", what_hangs(monkeypatch))
+    batch = played(**{"class": f"{__name__}:Opening", "timeout_s": 1, "concurrency": 1})
     assert batch.samples.columns["topic"] == ("one",) * 3
     assert batch.signals.metrics["turns/failed"] == 0.5
     assert Opening.release is not None

@@ -3,9 +3,12 @@
 import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -31,6 +34,20 @@ def talking_folder(place: Path) -> Path:
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place
+
+
+def what_hangs(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Whoever waits for it is late, and nobody else is, however slow the machine is: the clock of calls moves when one
+    hangs. Of calls in threads, one at a time."""
+    now = [0.0]
+    monkeypatch.setattr("vigneron.threads.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Hanging(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += 3600
+            return super().wait(timeout)
+
+    return Hanging()
 
 
 class Counting:
