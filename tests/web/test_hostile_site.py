@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from support.browser import TOKEN
+from support.browser import TOKEN, WAIT_MS
 from support.two_sites import Place, two_sites
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def ours(place: Place, browser: Any) -> Iterator[Any]:
     """Our page, open and let in."""
     context = browser.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(WAIT_MS)
     page = context.new_page()
     page.goto(f"{place.ours}/?token={TOKEN}")
     page.locator("#prompt", has_text="say").wait_for()

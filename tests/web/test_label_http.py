@@ -85,7 +85,7 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
     rows = [{"prompt": f"say {n}"} for n in range(3)]
 
     def load() -> Any:
-        assert loaded.wait(30)
+        assert loaded.wait(600)
         return load_sampler(str(tiny_folder), temperature=1.0, max_new_tokens=4)
 
     session = session_of(write_comparisons(tmp_path, 1), out)
@@ -94,7 +94,7 @@ def test_the_page_answers_while_the_model_is_loaded(tmp_path: Path, tiny_folder:
     state = page.get("/data/state").json()
     assert (state["of"], state["more"], state["note"]) == (1, True, "loading the model …")
     loaded.set()
-    thread.join(60)
+    thread.join(600)
     state = page.get("/data/state").json()
     assert (state["of"], state["more"], state["note"]) == (4, False, None)
     session.journal.close()
@@ -110,7 +110,7 @@ def test_a_runs_child_is_sampled_too_and_groups_for_the_best(tmp_path: Path, tin
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "a"}, {"prompt": "c"}])
     asked = {"best": True, "sample": str(tmp_path / "run"), "prompts": prompts, "group": 3, "max_new_tokens": 6}
     session = session_of(None, tmp_path / "best.jsonl", **asked)
-    for _ in range(600):
+    for _ in range(6000):
         if not session.more:
             break
         time.sleep(0.1)
@@ -121,7 +121,7 @@ def test_a_runs_child_is_sampled_too_and_groups_for_the_best(tmp_path: Path, tin
 def test_why_nothing_can_be_sampled_stands_on_the_page(tmp_path: Path) -> None:
     session = session_of(write_comparisons(tmp_path, 1), tmp_path / "pairs.jsonl")
     load = lambda: load_sampler(str(tmp_path), temperature=1.0, max_new_tokens=4)  # noqa: E731
-    sample_for(session, load, [{"prompt": "p"}], kind="pairs", count=2).join(60)
+    sample_for(session, load, [{"prompt": "p"}], kind="pairs", count=2).join(600)
     assert "has no config.json" in session.state()["note"]
 
 

@@ -25,14 +25,20 @@ from vigneron.web.view import view_app
 pytestmark = pytest.mark.slow
 
 
-class Paced(Silent):
-    def step(self, *_: Any) -> None:
-        time.sleep(0.15)
+class Held(Silent):
+    """Goes no further than to the step that a file names."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def step(self, run: Any, *_: Any) -> None:
+        while run.step >= int(self.file.read_text() or 0):
+            time.sleep(0.02)
 
 
-def train_paced(recipe: str, runs: Path) -> None:
-    """As a process: slow enough to be watched."""
-    api.train(recipe, runs=runs, name="live", view=Paced())
+def train_held(recipe: str, runs: Path, file: Path) -> None:
+    """As a process, to be watched."""
+    api.train(recipe, runs=runs, name="live", view=Held(file))
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def points_of(page: Any, name: str) -> int:
     return int(plot.get_attribute("data-points") or 0) if plot.count() else 0
 
 
-def until(holds: Any, seconds: float = 180) -> None:
+def until(holds: Any, seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come to be"
@@ -86,15 +92,19 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
     with served(view_app([runs])) as address:
         page.goto(address)
         page.get_by_text("no runs yet").wait_for()
-        training = fault_runs.started(train_paced, str(tmp_path / "live.yaml"), runs)
+        (until_step := tmp_path / "until-step").write_text("10")
+        training = fault_runs.started(train_held, str(tmp_path / "live.yaml"), runs, until_step)
         try:
-            page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=180_000)
+            page.locator('tr[data-run="live"] .state', has_text="running").wait_for()
             page.get_by_role("link", name="live", exact=True).click()
             until(lambda: points_of(page, "reward") > 0)
             page.evaluate("window.sameDocument = true")
             seen = points_of(page, "reward")
-            until(lambda: points_of(page, "reward") > seen)
-            page.locator('#legend [data-run="live"] .state', has_text="finished").wait_for(timeout=180_000)
+            until_step.write_text("20")
+            until(lambda: points_of(page, "reward") > max(seen, 10))
+            page.locator('#legend [data-run="live"] .state', has_text="running").wait_for()
+            until_step.write_text("41")
+            page.locator('#legend [data-run="live"] .state', has_text="finished").wait_for()
             until(lambda: points_of(page, "reward") == 40)
             assert page.evaluate("window.sameDocument"), "it was loaded anew"
         finally:

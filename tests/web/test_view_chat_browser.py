@@ -37,13 +37,13 @@ def test_the_last_checkpoint_answers_in_the_page(trained: api.Trained, browser_p
         assert page.locator("#step option").all_inner_texts() == ["after step 2", "after step 1", "before training"]
         page.get_by_label("message").fill("say <b>hot</b>: ")
         page.keyboard.press("Enter")
-        page.locator("#talk li:nth-child(2):not(.quiet)").wait_for(timeout=120_000)
+        page.locator("#talk li:nth-child(2):not(.quiet)").wait_for()
         assert page.locator("#talk .text").first.text_content() == "say <b>hot</b>: "
         assert page.locator("#talk .text").nth(1).text_content() == expected
         page.locator("#step").select_option("0")
         page.get_by_label("message").fill("once more")
         page.get_by_role("button", name="Send").click()
-        page.locator("#talk li:nth-child(4):not(.quiet)").wait_for(timeout=120_000)
+        page.locator("#talk li:nth-child(4):not(.quiet)").wait_for()
         page.goto("about:blank")
 
 

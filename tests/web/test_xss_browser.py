@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import pytest
 import yaml
 
-from support.browser import served
+from support.browser import WAIT_MS, served
 from support.labelling import make_run, sample, session_of, write_rows
 from support.payloads import (
     ALL,
@@ -109,7 +109,7 @@ def test_the_payloads_do_harm_where_nothing_is_escaped(plain_context: Any, paylo
 @pytest.fixture(scope="module")
 def plain_context(browser: Any) -> Iterator[Any]:
     context = browser.new_context()
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(WAIT_MS)
     watched(context, "data:")
     yield context
     context.close()
