@@ -50,7 +50,7 @@ class FirstFails(Traced):
     def __call__(self, row: Row, place: object) -> Row | None:
         if row["n"] == 0:
             raise UserError(f"data: {place} is bad")
-        NEVER.wait(20)  # a row that takes long
+        NEVER.wait(600)  # a row that takes long
         return super().__call__(row, place)
 
 
@@ -91,7 +91,7 @@ def test_readers_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     run.kill()
     run.join()
     for handle in handles:
-        assert select.select([handle], [], [], 20)[0], "a reader is still running"
+        assert select.select([handle], [], [], 600)[0], "a reader is still running"
         os.close(handle)
 
 

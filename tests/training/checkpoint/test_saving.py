@@ -49,7 +49,7 @@ def test_what_is_trained_during_a_slow_save_is_not_in_it(
     go_on, finish = threading.Event(), saving.finish_checkpoint
 
     def slow(*arguments: Any) -> Path:
-        go_on.wait(60)
+        assert go_on.wait(600)
         return finish(*arguments)
 
     made(run, 2)
