@@ -6,6 +6,7 @@ It has its own sampling code, loads weights from the given folder, and fails as
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from vigneron.files import write_atomically
 
 
 class Engine:
@@ -135,7 +138,8 @@ def app(engine: Engine) -> Starlette:
         if engine.misbehaves("broken"):
             return error(500, "EngineCore encountered an issue")
         if engine.misbehaves("slow"):
-            time.sleep(6.0)
+            while engine.how == "slow":
+                time.sleep(0.02)
         if max(body["prompt"]) >= engine.model.config.vocab_size:
             return error(400, f"Token id {max(body['prompt'])} is out of vocabulary")
         completion = sampled(engine, body)
@@ -225,6 +229,10 @@ def app(engine: Engine) -> Starlette:
     return Starlette(routes=[Route(path, endpoint(answer), methods=["GET", "POST"]) for path, answer in routes.items()])
 
 
-def serve(folder: str, port: int) -> None:
+def serve(folder: str, told: str) -> None:
+    """Its port is in a file as soon as it can be asked."""
     torch.set_num_threads(1)
-    uvicorn.run(app(Engine(folder)), host="127.0.0.1", port=port, log_level="error")
+    server = uvicorn.Server(uvicorn.Config(app(Engine(folder)), log_level="error"))
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listening:
+        write_atomically(Path(told), str(listening.getsockname()[1]))
+        server.run(sockets=[listening])

@@ -1,10 +1,10 @@
 """The server of `vllm_protocol` in a process of its own, and what it is told."""
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,21 +19,14 @@ class Served:
     """A server of the protocol, and what it is told."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.process = fault_runs.started(serve, str(folder), port)
-        self.url = f"http://127.0.0.1:{port}"
-        self.http = JsonServer(self.url, 10.0)
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                self.http.request("/health", tries=1)
-                return
-            except Exception:
+        with TemporaryDirectory() as place:
+            told = Path(place) / "port"
+            self.process = fault_runs.started(serve, str(folder), str(told))
+            while not told.exists():
                 assert self.process.is_alive(), "the server did not start"
-                assert time.monotonic() < deadline
                 time.sleep(0.02)
+            self.url = f"http://127.0.0.1:{told.read_text()}"
+        self.http = JsonServer(self.url, 600.0)
 
     def misbehave(self, how: str = "", times: int = 1, folder: Path | None = None) -> None:
         self.http.request("/misbehave", {"how": how, "times": times, "folder": folder and str(folder)})
