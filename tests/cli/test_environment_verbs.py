@@ -156,7 +156,9 @@ def test_labels_of_new_samples_are_of_conversations(run: Path, tmp_path: Path) -
     prompts = write_rows(tmp_path / "prompts.jsonl", talking_rows("pq", 3))
     before = Asked.count
     session = session_of(None, tmp_path / "pairs.jsonl", sample=str(run), prompts=prompts)
-    next(thread for thread in threading.enumerate() if thread.name == "sampling").join(600)
+    for thread in threading.enumerate():
+        if thread.name == "sampling":  # else it is done
+            thread.join(600)
     assert session.note is None
     assert Asked.count > before + 4
     items = session.offered()

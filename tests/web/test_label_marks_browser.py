@@ -3,6 +3,7 @@ and the next command; on a desk and by touch on a phone."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,10 +144,11 @@ def test_the_time_left_is_from_the_usual_pace(browser_page: Any, tmp_path: Path)
     rows = [{"prompt": f"p {n}", "completions": ["a", "b"]} for n in range(30)]
     session = session_of(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "pairs.jsonl")
     with served(label_app(session, "pairs")) as url:
-        browser_page.clock.install()
+        now = datetime(2030, 1, 1, tzinfo=UTC)  # it stands still, however long a press takes
+        browser_page.clock.set_fixed_time(now)
         opened(browser_page, url)
         for done, seconds in enumerate([10, 10, 600, 10, 10, 10], start=1):  # one pause
-            browser_page.clock.run_for(1000 * seconds)
+            browser_page.clock.set_fixed_time(now := now + timedelta(seconds=seconds))
             browser_page.keyboard.press("a")
             browser_page.locator("#progress", has_text=f"{done} of 30").wait_for()
         assert browser_page.inner_text("#progress") == "6 of 30, about 4 min left"
