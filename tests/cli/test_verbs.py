@@ -72,16 +72,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- help, recipes, init
 
 
-def test_help_answers_within_half_a_second() -> None:
-    """In seconds of a core: what else the machine does is not its fault."""
+def core_s(*words: str) -> tuple[float, str]:
+    """Seconds of a core that Python takes, the least of three, and what it prints."""
     seconds = []
     for _ in range(3):
         before = os.times()
-        done = subprocess.run(
-            [sys.executable, "-m", "vigneron", "--help"], capture_output=True, text=True, check=True, timeout=600
-        )
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=600)
         after = os.times()
         seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    return min(seconds), done.stdout
+
+
+def test_help_answers_within_half_a_second() -> None:
+    """In seconds of a core: what else the machine does is not its fault. On a machine where a library of commands alone
+    takes as long, in three times that."""
+    help_s, said = core_s("-m", "vigneron", "--help")
     for verb in (
         "train",
         "resume",
@@ -97,8 +102,8 @@ def test_help_answers_within_half_a_second() -> None:
         "export",
         "methods",
     ):
-        assert re.search(rf"^  {verb} +\S", done.stdout, re.MULTILINE), verb
-    assert min(seconds) < 0.5, seconds
+        assert re.search(rf"^  {verb} +\S", said, re.MULTILINE), verb
+    assert help_s < 0.5 or help_s < 3 * core_s("-c", "import typer")[0], help_s
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -48,16 +48,15 @@ def request_of(groups: int, size: int, step: int = 3, tokens: int = 6) -> Reques
 def kill_at_work(member: Member, process: int) -> None:
     while not member.in_flight:
         time.sleep(0.01)
-    time.sleep(0.3)
     os.kill(process, signal.SIGKILL)
 
 
-class Slow(SamplingActor):
-    """Long enough at work to be killed there."""
+class Stuck(SamplingActor):
+    """At work until it is killed."""
 
     def sample(self, *arguments: Any) -> Any:
-        time.sleep(1.0)
-        return super().sample(*arguments)
+        while True:
+            time.sleep(3600)
 
 
 class Tampered(SamplingActor):
@@ -95,9 +94,14 @@ def test_the_same_samples_as_here_and_every_version_is_acknowledged_and_recorded
 
 
 def test_an_actor_that_is_killed_at_work_is_replaced_and_its_prompts_sampled_again(nodes: Any, config: Config) -> None:
-    policy, records, cluster = policy_of(config), [], Cluster(None)
-    sampling = config.scale.sampling
-    sampler = RaySampler(policy, config, cluster, records.append, actors_of(cluster, Slow, sampling, config))
+    policy, records, cluster, made = policy_of(config), [], Cluster(None), []
+    kinds = [actors_of(cluster, kind, config.scale.sampling, config) for kind in (Stuck, SamplingActor)]
+
+    def first_is_stuck() -> Any:
+        made.append(None)
+        return kinds[len(made) > 1]()
+
+    sampler = RaySampler(policy, config, cluster, records.append, first_is_stuck)
     try:
         request = request_of(12, 8)
         member = sampler.pool.members[0]
@@ -166,11 +170,6 @@ def test_one_that_does_not_answer_is_taken_for_dead_and_too_many_end_the_request
     options = config.scale.sampling.model_copy(update={"timeout_s": 4.0, "actors": 1})
     config = config.model_copy(update={"scale": config.scale.model_copy(update={"sampling": options})})
     policy, cluster = policy_of(config), Cluster(None)
-
-    class Stuck(SamplingActor):
-        def sample(self, *arguments: Any) -> Any:
-            time.sleep(3600)
-
     sampler = RaySampler(policy, config, cluster, make=actors_of(cluster, Stuck, options, config))
     try:
         with pytest.raises(UserError, match=r"scale.sampling: 3 actors were lost .*no answer for 4 s"):
