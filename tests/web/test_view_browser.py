@@ -95,7 +95,8 @@ def test_a_run_goes_live_while_it_trains(browser_page: Any, tmp_path: Path, tiny
         (until_step := tmp_path / "until-step").write_text("10")
         training = fault_runs.started(train_held, str(tmp_path / "live.yaml"), runs, until_step)
         try:
-            page.locator('tr[data-run="live"] .state', has_text="running").wait_for()
+            # It may be the first process, for which everything has to be imported.
+            page.locator('tr[data-run="live"] .state', has_text="running").wait_for(timeout=900_000)
             page.get_by_role("link", name="live", exact=True).click()
             until(lambda: points_of(page, "reward") > 0)
             page.evaluate("window.sameDocument = true")
