@@ -18,7 +18,7 @@ model, trained on the pairs of `train`, prefers the answer to the untrained mode
 
 Learning rates: every arm's is chosen on tuning data with seed 100, at k = 2 for each number of samples, from RATES by
 the mean accuracy of all evaluations (ties: the middle rate); in the open task from RATES (SFT: SFT_RATES) together with
-the stopping point, by retrieval. The binary arm of the open task earns nothing at any rate and takes the middle one.
+the stopping point, by retrieval. Where the largest rate is best, the next one is tried too.
 
 Decision rule, written before the runs. Intervals are of the paired difference to the binary arm, by a bootstrap over
 seeds and held-out rows, 95 %. A run's score is `area`, the mean held-out accuracy of all its evaluations after step 0.
@@ -37,6 +37,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.dense_results import draw, show_open, show_opposites, show_p0
@@ -51,9 +52,9 @@ from benchmarks.dense_scores import (
     retrieval,
 )
 from benchmarks.pieces import Study, parse, run_study
-from benchmarks.study_jobs import Job, Plan, available, is_done
-from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, middle, smallest, tuning_table
-from benchmarks.study_store import Result, read_result
+from benchmarks.study_jobs import Job, Plan, available, is_done, result_of
+from benchmarks.study_settings import TUNING_SEED, StudySetting, middle, rate_of, smallest, tuning, tuning_table
+from benchmarks.study_store import Result
 
 TUNED_LEVEL = 2
 CONTRASTIVE = "{kind: semantic, embedder: minilm, form: contrastive}"
@@ -96,7 +97,8 @@ def smoke(model: str) -> Setting:
     return Setting(**smallest(model), **few, **short)  # type: ignore[arg-type]
 
 
-# Seconds on an H200 with a second process beside: an evaluation, and a step of each kind.
+# What an evaluation and a step of each kind are planned to take on an H200 with a second process beside, in seconds:
+# guesses, no archived result has its time.
 EVALUATION_S = 0.25
 STEP_S = {16: 0.06, 100: 0.1, "open": 0.15, "sft": 0.06}
 
@@ -173,23 +175,33 @@ def preference_job(setting: Setting, stops: Mapping[str, tuple[float, int]]) -> 
     return replace(job, keeps_weights=True)
 
 
+def tuning_job(setting: Setting, arm: str, samples: int, rate: float) -> Job:
+    return opposites_job(setting, arm, TUNED_LEVEL, samples, rate, TUNING_SEED, tuned=False)
+
+
+def open_tuning_job(setting: Setting, arm: str, rate: float) -> Job:
+    return open_job(setting, arm, rate, setting.open_steps, TUNING_SEED, tuned=False)
+
+
+def rate_of_stop(tried: Sequence[Result | None], _: Sequence[float]) -> float | None:
+    stop = chosen_stop(tried)
+    return None if stop is None else stop[0]
+
+
 def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened: Sequence[str], runs: Path) -> Plan:
     """Measure p₀ and tune; then what each arm's tuning allows."""
     tasks = [*(f"opposites-{level}" for level in LEVELS), "instructions"]
     jobs = [p0_job(setting, task) for task in tasks]
     more = False
-    cell = crossing_cell(runs)
+    cell = crossing_cell(setting, runs)
     cells = {arm: [(level, samples) for level in LEVELS for samples in SHAPES] for arm in arms}
     cells |= {arm: [cell] for arm in crossing if cell is not None}
     more |= bool(crossing) and cell is None
     for arm, own in cells.items():
         for samples in {samples: None for _, samples in own}:
-            tuning = [
-                opposites_job(setting, arm, TUNED_LEVEL, samples, rate, TUNING_SEED, tuned=False)
-                for rate in setting.rates
-            ]
-            jobs += tuning
-            rate = chosen_rate([read_result(runs, job.name) for job in tuning], setting.rates)
+            tried = tuning(partial(tuning_job, setting, arm, samples), setting.rates, runs)
+            jobs += tried
+            rate = rate_of(tried, runs)
             more |= rate is None
             if rate is not None:
                 jobs += [
@@ -200,12 +212,11 @@ def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened:
                 ]
     stops: dict[str, tuple[float, int]] = {}
     for arm in opened:
-        rates = () if arm == "binary" else setting.sft_rates if arm == "sft" else setting.rates
-        tuning = [open_job(setting, arm, rate, setting.open_steps, TUNING_SEED, tuned=False) for rate in rates]
-        jobs += tuning
-        found = chosen_stop([read_result(runs, job.name) for job in tuning])
-        point = (setting.middle, setting.open_steps) if arm == "binary" else found
-        stops |= {} if point is None else {arm: point}
+        rates = setting.sft_rates if arm == "sft" else setting.rates
+        tried = tuning(partial(open_tuning_job, setting, arm), rates, runs, rate_of_stop)
+        jobs += tried
+        stop = chosen_stop([result_of(job, runs) for job in tried])
+        stops |= {} if stop is None else {arm: stop}
     main = [open_job(setting, arm, *stop, seed, tuned=True) for arm, stop in stops.items() for seed in setting.seeds]
     jobs += main
     trained = len(stops) == len(opened) and all(is_done(job, runs) for job in main)
@@ -214,9 +225,9 @@ def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened:
     return Plan(jobs, more or bool(opened and not trained))
 
 
-def crossing_cell(runs: Path) -> tuple[int, int] | None:
+def crossing_cell(setting: Setting, runs: Path) -> tuple[int, int] | None:
     """The level and number of samples whose p₀ × samples is nearest to 1. None: p₀ is not measured yet."""
-    p0 = {level: read_result(runs, f"p0-opposites-{level}") for level in LEVELS}
+    p0 = {level: result_of(p0_job(setting, f"opposites-{level}"), runs) for level in LEVELS}
     if any(rows is None for rows in p0.values()):
         return None
     cells = [(level, samples) for level in LEVELS for samples in SHAPES]
@@ -224,8 +235,8 @@ def crossing_cell(runs: Path) -> tuple[int, int] | None:
 
 
 def show(results: Sequence[Result], figure: Path | None) -> None:
-    tuning = tuning_table(results, "opposites", lambda one: f"{one['arm']}, {one['samples']} samples")
-    print(show_p0(results), tuning, show_opposites(results), show_open(results), sep="\n\n")
+    tried = tuning_table(results, "opposites", lambda one: f"{one['arm']}, {one['samples']} samples")
+    print(show_p0(results), tried, show_opposites(results), show_open(results), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 
@@ -241,20 +252,15 @@ def study(setting: Setting) -> Study:
 
     def total() -> float:
         crossed = (TUNED_LEVEL, max(SHAPES))
-        tuning = [
-            opposites_job(setting, arm, TUNED_LEVEL, n, r, 0, tuned=False)
-            for arm in arms
-            for n in SHAPES
-            for r in setting.rates
-        ]
-        tuning += [opposites_job(setting, arm, *crossed, r, 0, tuned=False) for arm in crossing for r in setting.rates]
+        tried = [tuning_job(setting, arm, n, r) for arm in arms for n in SHAPES for r in setting.rates]
+        tried += [tuning_job(setting, arm, crossed[1], r) for arm in crossing for r in setting.rates]
         cells = [(arm, level, n) for arm in arms for level in LEVELS for n in SHAPES]
         cells += [(arm, *crossed) for arm in crossing]
         main_jobs = [opposites_job(setting, *cell, setting.middle, 0, tuned=True) for cell in cells]
-        rates = {"binary": 0, "sft": len(setting.sft_rates)}
+        rates = {"sft": len(setting.sft_rates)}
         opening = [open_job(setting, arm, setting.middle, setting.open_steps, 0, tuned=True) for arm in open_arms]
         return (
-            sum(job.seconds for job in tuning)
+            sum(job.seconds for job in tried)
             + len(setting.seeds) * sum(job.seconds for job in [*main_jobs, *opening])
             + sum(rates.get(arm, len(setting.rates)) * job.seconds for arm, job in zip(open_arms, opening, strict=True))
             + 4 * 30.0

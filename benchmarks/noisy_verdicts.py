@@ -1,13 +1,15 @@
 """Verdicts corrupted by known noise: items of a rubric for the study of confidence (`rubric_study`).
 
 Each function says whether an answer is right, and is wrong with a known probability. The draw is a hash of the judge's
-name, the prompt and the answer: a judge at temperature 0, that repeats its errors. So runs can be resumed exactly.
+name, the prompt and the answer, without what the check ignores: a judge at temperature 0, that repeats its errors. So
+runs can be resumed exactly.
 
 Eq. 15 of `rlmt-grape` weights an item j by its confidence φ̄ⱼ. With equal weights ω and confidences that are constant,
 its reward is Σ φⱼ τⱼ / Σ φⱼ: a rubric whose items have the weights φⱼ, and all confidences 1, gives the same.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import yaml
 from benchmarks.study_store import write_once
 from vigneron.data.prompts import completion_text, prompt_text
 from vigneron.rewards.checkers import is_exact
+from vigneron.text import normalise
 
 ERRORS = {"careful": 0.05, "hasty": 0.25, "guessing": 0.45}
 """The probability that each judge's verdict is wrong."""
@@ -31,7 +34,7 @@ def verdicts(
 ) -> list[float]:
     found = []
     for prompt, completion, answer in zip(prompts, completions, answers, strict=True):
-        wrong = uniform(judge, prompt_text(prompt), completion_text(completion)) < error
+        wrong = uniform(judge, prompt_text(prompt), normalise(completion_text(completion))) < error
         found.append(float(is_exact(completion, answer) != wrong))
     return found
 
@@ -52,17 +55,24 @@ def exact(prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequenc
     return verdicts("exact", prompts, completions, answer, 0.0)
 
 
+NEXT = ("hasty", "guessing", "careful")
+
+
+def log_odds(error: float) -> float:
+    return math.log((1 - error) / error)
+
+
 CONFIDENCES: dict[str, dict[str, float]] = {
     "clean": {"exact": 1.0},
     "flat": dict.fromkeys(ERRORS, 1.0),
     "stated": {judge: 1 - error for judge, error in ERRORS.items()},
     "above chance": {judge: 1 - 2 * error for judge, error in ERRORS.items()},
-    "shuffled": {
-        judge: 1 - 2 * ERRORS[other] for judge, other in zip(ERRORS, [*list(ERRORS)[1:], "careful"], strict=True)
-    },
+    "log-odds": {judge: log_odds(error) for judge, error in ERRORS.items()},
+    "shuffled": {judge: log_odds(ERRORS[other]) for judge, other in zip(ERRORS, NEXT, strict=True)},
 }
 """The confidence of each judge in each arm. clean: no noise. flat: not used. stated: the probability of being right, as
-a calibrated judge states it. above chance: what is left of it, 1 − 2ε. shuffled: that of the next judge."""
+a calibrated judge states it. above chance: what is left of it, 1 − 2ε. log-odds: ln((1 − ε)/ε), the right weight of
+independent judges. shuffled: that of the next judge."""
 
 
 def rubric_file(arm: str, folder: Path) -> Path:

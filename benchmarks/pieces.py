@@ -1,8 +1,10 @@
 """Studies in pieces: the command line. Jobs are in `study_jobs.py`, what is kept of them in `study_store.py`."""
 
 import argparse
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,14 +117,21 @@ def worker_command(given: argparse.Namespace) -> list[str]:
 
 def work_whole(given: argparse.Namespace, study: Study, show: Show) -> int:
     """Start workers, wait until nothing is left, then pack and show."""
+    asked: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # a Ctrl-C the workers have too
     workers = [subprocess.Popen(worker_command(given)) for _ in range(given.workers or study.processes)]
     try:
-        for worker in workers:
-            worker.wait()
-    except KeyboardInterrupt:  # they have it too, and save their step
+        while running := [worker for worker in workers if worker.poll() is None]:
+            for worker in running if asked else ():
+                worker.terminate()
+            asked.clear()
+            time.sleep(0.2)
+    except KeyboardInterrupt:  # they save their step
         for worker in workers:
             worker.wait()
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     plan, left = planned(study, given.runs)
     if left or plan.more:
         names = ", ".join(job.name for job in left[:3])

@@ -16,7 +16,9 @@ GRADED = ("explanations",)
 KINDS = {"form hidden": HIDDEN, "form stated": STATED}
 BASELINES = ("grpo", "rejection")
 ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
-TRUE_CONFIDENCES = ("stated", "above chance")
+ASKED = {"bare": "without the prompt", "prompted": "with it", "revised": "revising a wrong answer"}
+RIGHT = "log-odds"
+"""The right weights."""
 # Rules 1 and 2.
 BEATS_BY, LOSES_BY = 0.05, 0.02
 
@@ -50,8 +52,8 @@ def worth_it(against: Mapping[str, Difference]) -> bool:
 
 
 def loses(against: Mapping[str, Difference]) -> bool:
-    """Rule 1: worse than the better of the two by more than 0.02."""
-    return bool(against) and min(one.mean for one in against.values()) < -LOSES_BY
+    """Rule 1: worse than one of the two by more than 0.02, and not by chance alone."""
+    return any(one.mean < -LOSES_BY and one.high < 0 for one in against.values())
 
 
 def compare(values: Mapping[str, Values], arm: str, categories: Sequence[str]) -> dict[str, Difference]:
@@ -85,9 +87,8 @@ def kind_verdict(values: Mapping[str, Values], arm: str, kind: str) -> str:
     against = finished(values, arm, KINDS[kind])
     if any(one.low < BEATS_BY for one in against.values()):
         return "no"
-    lost = [category for category in other if category_verdict(values, arm, category) == "loses"]
-    if lost:
-        return f"no: it loses in {', '.join(lost)}"
+    if loses(finished(values, arm, other)):
+        return "no: it loses in the other kind"
     return "worth it" if worth_it(against) else not_yet(common_seeds(values, arm, *BASELINES))
 
 
@@ -99,10 +100,10 @@ def default_arm(means: Mapping[str, float], beside: Mapping[str, Difference | No
 
 
 def show_success(rows: Sequence[Result]) -> str:
-    found = {one["prompted"]: one["success"] for one in rows if one.get("part") == "success"}
-    lines = [["category", "right without the prompt", "right with it"]]
+    found = {one["asked"]: one["success"] for one in rows if one.get("part") == "success"}
+    lines = [["right", *ASKED.values()]]
     for category in (*HIDDEN, *STATED):
-        measured = [found.get(prompted) for prompted in (False, True)]
+        measured = [found.get(asked) for asked in ASKED]
         shares = ["–" if of is None or category in GRADED else f"{of[category]:.4f}" for of in measured]
         lines.append([category, *shares])
     return table(lines)
@@ -144,12 +145,13 @@ def show_categories(rows: Sequence[Result]) -> str:
 
 def confidence_verdict(against: Mapping[str, Difference]) -> str:
     """Rule 4, from the differences to `flat` that have all seeds."""
-    if any(against[arm].low > 0 for arm in TRUE_CONFIDENCES if arm in against):
-        if "shuffled" not in against:
-            return "not yet (shuffled)"
-        return "spurious" if against["shuffled"].low > 0 else "confidences pay"
-    missing = [arm for arm in TRUE_CONFIDENCES if arm not in against]
-    return f"not yet ({', '.join(missing)})" if missing else "no difference"
+    if RIGHT not in against:
+        return f"not yet ({RIGHT})"
+    if against[RIGHT].low <= 0:
+        return "no difference"
+    if "shuffled" not in against:
+        return "not yet (shuffled)"
+    return "spurious" if against["shuffled"].low > 0 else "confidences pay"
 
 
 def show_confidence(rows: Sequence[Result]) -> str:

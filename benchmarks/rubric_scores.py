@@ -3,13 +3,26 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.study_jobs import Job
 from benchmarks.study_store import Result, evaluations, mean, row_values, scores_of
-from vigneron.config import Config
+from vigneron.config import Config, RubricRewardConfig
+from vigneron.data.prompts import Row, completion_text
+from vigneron.methods.grape_prompts import feedback_of
+from vigneron.rewards.checkers import is_exact
+from vigneron.rewards.rubric_build import build_rubric_reward
+from vigneron.rubric.prompts import revision_prompt
+from vigneron.rubric.read import read_rubric
 from vigneron.run_store.folder import RunFolder
 
 RUBRIC = "study-forms"
+
+
+class Answered(NamedTuple):
+    row: Row
+    text: str
+    right: bool
 
 
 def finish_categories(job: Job, folder: RunFolder) -> Result:
@@ -29,23 +42,49 @@ def by_category(values: Sequence[float], categories: Sequence[str]) -> dict[str,
 
 
 def measure_success(job: Job, folder: RunFolder, config: Config) -> Result:
-    from vigneron.data.prompts import completion_text
+    """Of the untrained model's samples. `asked`: the bare question; "prompted", after the generation prompt; "revised",
+    after the revision prompt with a wrong answer to that, and what the rubric says of it."""
     from vigneron.policy.from_config import policy_from_config
-    from vigneron.rewards.checkers import is_exact
     from vigneron.rollout.build import sampling_rollout
     from vigneron.training.setup.resolve import resolved
 
-    config, each = resolved(config), job.labels["each"]
-    rows = [json.loads(line) for line in Path(str(config.data.train)).read_text(encoding="utf-8").splitlines()]
-    asked = [{**row, "prompt": row["guide"] + row["prompt"]} if job.labels["prompted"] else row for row in rows]
+    config, each, how = resolved(config), job.labels["each"], job.labels["asked"]
     policy = policy_from_config(config)
-    right: list[float] = []
-    for part in range(0, len(asked), 32):
-        some = asked[part : part + 32]
-        batch = sampling_rollout(config, policy, group_size=each, seed=1000 + part)(some)
-        answers = [row["answer"] for row in some for _ in range(each)]
+
+    def sampled(rows: Sequence[Row], samples: int, seed: int) -> list[Answered]:
+        batch = sampling_rollout(config, policy, group_size=samples, seed=seed)(rows)
         texts = [completion_text(completion) for completion in batch.samples.completions]
-        right += [float(is_exact(text, answer)) for text, answer in zip(texts, answers, strict=True)]
-    success = by_category(right, [row["category"] for row in asked for _ in range(each)])
+        repeated = [row for row in rows for _ in range(samples)]
+        return [Answered(row, text, is_exact(text, row["answer"])) for row, text in zip(repeated, texts, strict=True)]
+
+    found: list[Answered] = []
+    lines = Path(str(config.data.train)).read_text(encoding="utf-8").splitlines()
+    for part in range(0, len(lines), 32):
+        rows = [json.loads(line) for line in lines[part : part + 32]]
+        some = sampled([{**row, "prompt": row["guide"] + row["prompt"]} for row in rows], each, 1000 + part)
+        if how == "bare":
+            some = sampled(rows, each, 1000 + part)
+        elif how == "revised":
+            some = sampled(revisions([one for one in some if not one.right]), 1, 2000 + part)
+        found += some
+    success = by_category([float(one.right) for one in found], [one.row["category"] for one in found])
     folder.append("metrics.jsonl", {"step": 0, **{f"success/{name}": value for name, value in success.items()}})
-    return {"success": success}
+    return {"success": success, "drawn": len(found)}
+
+
+def revisions(answered: Sequence[Answered]) -> list[Row]:
+    """Rows that ask for a better answer, as GRAPE does."""
+    rubric, reward = read_rubric(RUBRIC), build_rubric_reward(RubricRewardConfig(kind="rubric", file=RUBRIC))
+    said: dict[str, Sequence[Any]] = {}
+    given: dict[str, Any] = {
+        "prompts": [one.row["prompt"] for one in answered],
+        "completions": [one.text for one in answered],
+        **{name: [one.row[name] for one in answered] for name in ("answer", "category", "input")},
+    }
+    reward.finish(reward.begin(**given)(), range(len(answered)), **given, log_extra=said.__setitem__)
+    reward.close()
+    rows = []
+    for one, logged in zip(answered, said["rubric"], strict=True):
+        category, bare = rubric.categories[one.row["category"]], one.row["prompt"].removeprefix(one.row["guide"])
+        rows.append({**one.row, "prompt": revision_prompt(category, bare, one.text, feedback_of(logged))})
+    return rows

@@ -9,62 +9,64 @@ python -m benchmarks.rubric_study show RUNS --figure FILE.svg          tables an
 **Prompts and revisions.** The task `forms` with the rubric `study-forms`, whose items are all of truth and checked by
 rules: four categories whose form only the rubric's prompts name (codeword, order, units, note), and four whose form the
 question states (arithmetic, antonyms, json, explanations). All arms train on all eight, 8 prompts × 8 samples of 32
-tokens a step, and are evaluated on the bare question, greedily. Arms: `grpo` on the bare question; `grape-paper` (half
-fresh answers under the generation prompt, half revisions, one baseline); `grape-on-policy` (sampled for the bare
-question; the policy that has seen the generation prompt scores the tokens); `grape-topr` (TOPR's weights, a baseline
-for each origin); `grape-failures` (that, with revisions only of failed groups); `rejection` (samples under the
-generation prompt, the best of eight if it is right, trained on after the bare question).
-**Confidence.** Antonyms, GRPO, 10 × 10 samples; the reward is the mean of three judges whose verdicts are wrong with
-the probabilities 0.05, 0.25 and 0.45, weighted by their confidences (`noisy_verdicts.py`). Arms: clean (no noise), flat
-(no confidences), stated (1 − ε), above chance (1 − 2ε), shuffled (another judge's). Held-out accuracy is exact.
+tokens a step, and are evaluated on the bare question, greedily. Arms: `grpo` on the bare question; `grape-paper`, the
+method of the recipe of this name (half fresh answers under the generation prompt, half revisions, one baseline; no KL,
+a sum over tokens); `grape-on-policy` (sampled for the bare question; the policy that has seen the generation prompt
+scores the tokens); `grape-topr` (half and half, TOPR's weights, a baseline for each origin); `grape-failures` (that,
+with revisions only of failed groups); `rejection` (samples under the generation prompt, the best of eight if its score
+is at least 0.5, trained on after the bare question). Before any run, the untrained model's samples are measured: on the
+bare question, under the generation prompt, and as revisions of wrong answers.
+**Confidence.** Antonyms, GRPO with advantages divided by their spread (so that arms differ in what they prefer, not in
+scale), 10 × 10 samples; the reward is the mean of three judges whose verdicts are wrong with the probabilities 0.05,
+0.25 and 0.45, weighted by their confidences (`noisy_verdicts.py`). Arms: clean (no noise), flat (no confidences),
+stated (1 − ε), above chance (1 − 2ε), log-odds (ln((1 − ε)/ε), the right weights of independent judges), shuffled
+(log-odds of another judge). Held-out accuracy is exact.
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations over
-the categories (confidence: accuracy); ties go to the middle rate.
+the categories (confidence: accuracy); ties go to the middle rate. Where the largest is best, the next one is tried too.
 
 Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
 rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three evaluations.
-1. A GRAPE arm is WORTH IT in a category if it beats both `grpo` and `rejection` there by 0.05: both lower bounds are at
-   least 0.05. It LOSES in a category if the mean difference to the better of the two is below −0.02.
-2. A GRAPE arm is worth it for a kind of category (form hidden, form stated) if, over all rows of the kind, both lower
-   bounds are at least 0.05, and it loses in no category of the other kind. If no arm is, the page says so.
+1. A GRAPE arm is WORTH IT in a category or a kind (form hidden, form stated) if it beats both `grpo` and `rejection`
+   over its rows by 0.05: both lower bounds are at least 0.05. It LOSES there if the mean difference to one of the two
+   is below −0.02 and the upper bound below 0.
+2. A GRAPE arm is worth it for a kind if rule 1 says so and it does not lose over the rows of the other kind. If no arm
+   is, the page says so. Categories are shown, and decide nothing: of 20 rows, one in two loses something by chance.
 3. The best GRAPE arm, for the default, is that with the highest mean over the eight categories, if its lower bound
    against `grape-paper` is above 0; else the paper's form stays.
-4. Confidences PAY if `above chance` or `stated` beats `flat` with a lower bound above 0, and `shuffled` does not. They
-   are SPURIOUS if `shuffled` does as well. Else they make NO DIFFERENCE.
+4. Confidences PAY if `log-odds` beats `flat` with a lower bound above 0, and `shuffled` does not. They are SPURIOUS if
+   `shuffled` does as well. Else they make NO DIFFERENCE. `stated` and `above chance` are shown beside.
 """
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.noisy_verdicts import CONFIDENCES, rubric_file, write_rubric
 from benchmarks.pieces import Study, parse, run_study
-from benchmarks.rubric_results import draw, show_categories, show_confidence, show_success
+from benchmarks.rubric_results import ASKED, draw, show_categories, show_confidence, show_success
 from benchmarks.rubric_scores import RUBRIC, finish_categories, measure_success
 from benchmarks.study_jobs import Job, Plan, available
-from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest, tuning_table
-from benchmarks.study_store import Result, read_result, write_once
-from vigneron.config import GrapeConfig
+from benchmarks.study_settings import TUNING_SEED, StudySetting, rate_of, smallest, tuning, tuning_table
+from benchmarks.study_store import Result, write_once
 from vigneron.data.tasks import load_task
+from vigneron.recipe import load_config
 from vigneron.rubric.model import Category
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
 
 RATES = (5e-6, 1e-5, 2e-5, 5e-5)
-"""The last was added when every arm had been best at 2e-5 in tuning; only `grpo` had held-out runs then, at 2e-5."""
 CONFIDENCE_RATES = (1e-5, 2e-5, 5e-5)
 KL = "kl: {coefficient: 0.01}"
 HALVES = "mix: {fresh: 0.5, revised: 0.5}"
 TOPR = "correction: topr, baseline: origin"
-# As in the paper, whatever the defaults are; a version without one of these options has no other form.
-PAPER = {"correction": "none", "baseline": "group", "revise": "all"}
-AS_PAPER = ", ".join(f"{key}: {value}" for key, value in PAPER.items() if key in GrapeConfig.model_fields)
+PAPER = load_config("grape-paper", []).method.model_dump_json()
 METHODS = {
     "grpo": f"{{name: grpo, {KL}}}",
-    "grape-paper": f"{{name: grape, {HALVES}, {AS_PAPER}, {KL}}}",
+    "grape-paper": PAPER,
     "grape-on-policy": f"{{name: grape, self_distillation: {{sees: generation_prompt}}, {KL}}}",
     "grape-topr": f"{{name: grape, {HALVES}, {TOPR}, {KL}}}",
     "grape-failures": f"{{name: grape, {HALVES}, {TOPR}, revise: failures, {KL}}}",
@@ -75,7 +77,8 @@ METHODS = {
 @dataclass(frozen=True, kw_only=True)
 class Setting(StudySetting):
     steps: int = 200
-    tuning_steps: int = 80
+    tuning_steps: int = 120
+    """A question comes again, and can be revised, from step 51."""
     confidence_steps: int = 100
     confidence_tuning_steps: int = 60
     eval_every: int = 20
@@ -96,10 +99,11 @@ def smoke(model: str) -> Setting:
     return Setting(**smallest(model), **few, **short)  # type: ignore[arg-type]
 
 
-# Seconds on an H200 with a second process beside: an evaluation, and a step.
+# What an evaluation and a step are planned to take on an H200 with a second process beside, in seconds: guesses.
 EVALUATION_S = 0.4
 STEP_S = {"grpo": 0.12, "rejection": 0.13, "confidence": 0.09}
 GRAPE_STEP_S = 0.2
+SUCCESS_S = 20.0
 
 
 # ---------------------------------------------------------------------------------------------- data
@@ -160,6 +164,7 @@ def confidence_job(setting: Setting, runs: Path, arm: str, rate: float, seed: in
     folder = (runs / ".data").resolve()
     changes = (
         f"recipe=confidence-{slug}",
+        "method.scale_by_std=true",
         f"data.held_out={'held_out' if tuned else 'tuning'}",
         f"reward={json.dumps({'kind': 'rubric', 'file': str(rubric_file(arm, folder)), 'weigh_by_confidence': False})}",
         *setting.run_changes(steps, seed, rate),
@@ -169,9 +174,9 @@ def confidence_job(setting: Setting, runs: Path, arm: str, rate: float, seed: in
     return replace(job, prepare=lambda: write_rubric(arm, folder))
 
 
-def success_job(setting: Setting, runs: Path, prompted: bool) -> Job:
-    """How often the untrained model's samples are right, with the generation prompt and without."""
-    name = "success-prompted" if prompted else "success-bare"
+def success_job(setting: Setting, runs: Path, asked: str) -> Job:
+    """How often the untrained model's samples are right: on the bare question, under the generation prompt, revised."""
+    name = f"success-{asked}"
     changes = (
         f"recipe={name}",
         f"model.name={setting.model}",
@@ -181,21 +186,25 @@ def success_job(setting: Setting, runs: Path, prompted: bool) -> Job:
         f"max_new_tokens={setting.tokens}",
         "eval_every=0",
     )
-    labels = {"part": "success", "prompted": prompted, "each": setting.samples_each}
-    job = Job(name, "grpo-study", changes, labels, 20.0, instead=measure_success)
+    labels = {"part": "success", "asked": asked, "each": setting.samples_each}
+    job = Job(name, "grpo-study", changes, labels, SUCCESS_S, instead=measure_success)
     return replace(job, prepare=lambda: write_data(runs))
 
 
+def tuning_job(make: Callable[..., Job], setting: Setting, runs: Path, arm: str, rate: float) -> Job:
+    return make(setting, runs, arm, rate, TUNING_SEED, tuned=False)
+
+
 def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs: Path) -> Plan:
-    jobs, main, more = [success_job(setting, runs, prompted) for prompted in (False, True)], [], False
+    jobs, main, more = [success_job(setting, runs, asked) for asked in ASKED], [], False
     for make, names, rates in (
         (category_job, arms, setting.rates),
         (confidence_job, confidences, setting.confidence_rates),
     ):
         for arm in names:
-            tuning = [make(setting, runs, arm, rate, TUNING_SEED, tuned=False) for rate in rates]
-            jobs += tuning
-            rate = chosen_rate([read_result(runs, job.name) for job in tuning], rates)
+            tried = tuning(partial(tuning_job, make, setting, runs, arm), rates, runs)
+            jobs += tried
+            rate = rate_of(tried, runs)
             more |= rate is None
             if rate is not None:
                 main += [make(setting, runs, arm, rate, seed, tuned=True) for seed in setting.seeds]
@@ -206,8 +215,8 @@ def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs
 
 
 def show(results: Sequence[Result], figure: Path | None) -> None:
-    tuning = [tuning_table(results, part, lambda one: one["arm"]) for part in ("categories", "confidence")]
-    print(show_success(results), *tuning, show_categories(results), show_confidence(results), sep="\n\n")
+    tables = [tuning_table(results, part, lambda one: one["arm"]) for part in ("categories", "confidence")]
+    print(show_success(results), *tables, show_categories(results), show_confidence(results), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 
@@ -227,7 +236,7 @@ def study(setting: Setting, runs: Path) -> Study:
             for arm in names
             for tuned in (False, True)
         ]
-        return 2 * 20.0 + sum(times * each for times, each in jobs)
+        return len(ASKED) * SUCCESS_S + sum(times * each for times, each in jobs)
 
     return Study(lambda runs: plan(setting, arms, confidences, runs), refused, total)
 

@@ -1,11 +1,11 @@
 """Jobs of a study that several processes share, each trained once, with a limit of time.
 
-A job is a run's folder; it is done when it has a `result.json` with its labels (`study_store.py`). When the time is
-over, the run of that moment is saved after its step, and the next piece resumes it there; a run that was killed begins
-again.
+A job is a run's folder; it is done when it has a `result.json` with its key (`study_store.py`). When the time is over,
+the run of that moment is saved after its step, and the next piece resumes it there; a run that was killed begins again.
 """
 
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks.study_store import (
     claimed,
     keep_rows,
     mean,
+    read_result,
     row_values,
     scores_of,
     write_result,
@@ -36,11 +38,8 @@ from vigneron.run_store.folder import RunFolder
 
 # A job that is not begun with less time than this: a model must be loaded and warmed up.
 SHORTEST_S = 20.0
-# An unfinished run is resumed only if its config has the job's values of these. Its name does not say all of them: a
-# learning rate may be chosen anew.
-OF_THE_JOB = ("method", "data", "reward", "sampling", "optimizer", "seed", "steps", "prompts_per_step", "group_size")
-SPENT = ".seconds"
-"""In an unfinished run's folder: what its pieces took."""
+SPENT, KEY = ".seconds", ".key"
+"""In an unfinished run's folder: what its pieces took, and the key of its job."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,18 @@ class Job:
 
     def config(self) -> Config:
         return load_config(self.recipe, list(self.changes))
+
+    def key(self, runs: Path) -> str:
+        """Of all that makes the job another one. Its name does not say all: a learning rate may be chosen anew, a model
+        be another one. Where the folder lies does not count."""
+        described = json.dumps([config_text(self.recipe, self.changes), dict(self.labels)], sort_keys=True)
+        return hashlib.sha256(described.replace(str(runs.resolve()), "RUNS").encode()).hexdigest()[:16]
+
+
+@cache
+def config_text(recipe: str, changes: tuple[str, ...]) -> str:
+    """What is not the default: an option that is new in this version changes nothing."""
+    return load_config(recipe, list(changes)).model_dump_json(exclude_defaults=True)
 
 
 @dataclass(frozen=True)
@@ -128,9 +139,13 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
 
 
 def is_done(job: Job, runs: Path) -> bool:
-    """Whether it has a result with its own labels, such as the learning rate, which may be chosen anew."""
     file = runs / job.name / RESULT
-    return file.is_file() and job.labels.items() <= json.loads(file.read_text(encoding="utf-8")).items()
+    return file.is_file() and json.loads(file.read_text(encoding="utf-8")).get("key") == job.key(runs)
+
+
+def result_of(job: Job, runs: Path) -> Result | None:
+    """None: it is not done."""
+    return read_result(runs, job.name) if is_done(job, runs) else None
 
 
 def do(job: Job, runs: Path, until: float) -> bool:
@@ -138,7 +153,7 @@ def do(job: Job, runs: Path, until: float) -> bool:
     began, path = time.monotonic(), runs / job.name
     if job.prepare is not None:
         job.prepare()
-    if job.instead is not None or (path / RESULT).is_file() or not is_of(job, path):
+    if job.instead is not None or (path / RESULT).is_file() or not is_of(job, runs):
         shutil.rmtree(path, ignore_errors=True)
     before = float((path / SPENT).read_text()) if (path / SPENT).is_file() else 0.0
     if job.instead is not None:
@@ -153,20 +168,16 @@ def do(job: Job, runs: Path, until: float) -> bool:
             return False
         result = {**step_seconds(path), **measured(job, RunFolder.open(path))}
     seconds = round(before + time.monotonic() - began, 1)
-    write_result(runs, job.name, {"job": job.name, **job.labels, "seconds": seconds, **result})
+    write_result(runs, job.name, {"job": job.name, "key": job.key(runs), **job.labels, "seconds": seconds, **result})
     (path / "samples.sqlite").unlink(missing_ok=True)
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
     return True
 
 
-def is_of(job: Job, path: Path) -> bool:
-    """Whether the run in this folder is the job's, as it is now."""
-    from vigneron.training.setup.resolve import resolved
-
-    if not (path / "config.yaml").is_file():
-        return False
-    own, there = resolved(job.config()), RunFolder.open(path).config()
-    return all(getattr(own, name) == getattr(there, name) for name in OF_THE_JOB)
+def is_of(job: Job, runs: Path) -> bool:
+    """Whether the run in the job's folder is the job's, as it is now."""
+    file = runs / job.name / KEY
+    return file.is_file() and file.read_text(encoding="utf-8") == job.key(runs)
 
 
 def step_seconds(path: Path) -> Result:
@@ -202,6 +213,7 @@ def train(job: Job, runs: Path, until: float) -> bool:
     else:
         shutil.rmtree(path, ignore_errors=True)  # of a process that was killed
         run = start_run(job.config(), runs, build_method, name=job.name, view=view)
+        (path / KEY).write_text(job.key(runs), encoding="utf-8")
     save, keeps = run.save, job.keeps_weights
     run.save = lambda metrics=None: save(metrics) if keeps or run.step < run.config.steps else None  # type: ignore[method-assign]
     try:

@@ -3,13 +3,16 @@ the time that is planned."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.paired import table
+from benchmarks.study_jobs import Job, result_of
 from benchmarks.study_store import Result
 
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3)
-# Seconds on an H200 with a second process beside: what starting takes.
+# What starting is planned to take on an H200 with a second process beside, in seconds. A guess, like the studies'
+# other plans: no archived result has its time.
 START_S = 6.0
 
 
@@ -52,6 +55,11 @@ def middle(rates: Sequence[float]) -> float:
     return rates[len(rates) // 2]
 
 
+def rate_of(jobs: Sequence[Job], runs: Path) -> float | None:
+    """What the tuning runs of an arm choose."""
+    return chosen_rate([result_of(job, runs) for job in jobs], [job.labels["rate"] for job in jobs])
+
+
 def chosen_rate(tried: Sequence[Result | None], rates: Sequence[float]) -> float | None:
     """By `area`, the mean of all evaluations; of equals the middle rate, or else the smaller. None: one is missing."""
     if any(result is None for result in tried):
@@ -59,6 +67,29 @@ def chosen_rate(tried: Sequence[Result | None], rates: Sequence[float]) -> float
     found = {result["rate"]: result["area"] for result in tried if result is not None}
     best = [rate for rate, value in found.items() if value == max(found.values())]
     return middle(rates) if middle(rates) in best else min(best)
+
+
+def tuning(
+    make: Callable[[float], Job],
+    rates: Sequence[float],
+    runs: Path,
+    choose: Callable[[Sequence[Result | None], Sequence[float]], float | None] = chosen_rate,
+) -> list[Job]:
+    """The tuning runs of an arm. Where the largest rate is chosen, the next one is tried too: no arm is judged at the
+    edge of what was tried. A single rate is no choice."""
+    tried = list(rates)
+    while True:
+        jobs = [make(rate) for rate in tried]
+        chosen = choose([result_of(job, runs) for job in jobs], tried)
+        if chosen is None or len(rates) == 1 or chosen < tried[-1]:
+            return jobs
+        tried.append(next_rate(tried[-1]))
+
+
+def next_rate(rate: float) -> float:
+    """1, 2, 5, 10, …"""
+    digit, exponent = f"{rate:.0e}".split("e")
+    return float(f"{ {'1': '2', '2': '5', '5': '10'}[digit] }e{exponent}")
 
 
 def tuning_table(rows: Sequence[Result], part: str, arm: Callable[[Result], str]) -> str:

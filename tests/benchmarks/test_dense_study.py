@@ -252,7 +252,9 @@ def test_a_preference_for_texts_of_another_rate_does_not_count(tmp_path: Path) -
     run["scores"] = {"end": [1.0]}
     job = dense_study.preference_job(Setting(), {"sft": (1e-5, 45)})
     (tmp_path / job.name).mkdir()
-    study_store.write_result(tmp_path, job.name, {**job.labels, "preferred": {"open-sft-seed-0": [0.7]}})
+    study_store.write_result(
+        tmp_path, job.name, {"key": job.key(tmp_path), **job.labels, "preferred": {"open-sft-seed-0": [0.7]}}
+    )
     assert study_jobs.is_done(job, tmp_path)
     judged = study_store.read_result(tmp_path, job.name)
     assert judged is not None
@@ -284,12 +286,14 @@ def test_rates_and_stops_are_chosen_on_tuning_runs() -> None:
 
 def test_the_crossing_cell_is_where_a_step_has_one_hit(tmp_path: Path) -> None:
     for level, count in ((1, 2000), (2, 160), (4, 0)):
-        (tmp_path / f"p0-opposites-{level}").mkdir()
-        study_store.write_result(tmp_path, f"p0-opposites-{level}", {"hits": count, "drawn": 20_000})
+        job = dense_study.p0_job(Setting(), f"opposites-{level}")
+        (tmp_path / job.name).mkdir()
+        result = {"key": job.key(tmp_path), "hits": count, "drawn": 20_000}
+        study_store.write_result(tmp_path, job.name, result)
     assert hits({"hits": 160, "drawn": 20_000}, 100) == pytest.approx(0.8)
     assert hits({"hits": 0, "drawn": 20_000}, 16) == pytest.approx(16 / 40_000)
-    assert crossing_cell(tmp_path) == (2, 100)  # 0.8; with k = 1 and 16 samples it would be 1.6
-    assert crossing_cell(tmp_path / "nothing") is None
+    assert crossing_cell(Setting(), tmp_path) == (2, 100)  # 0.8; with k = 1 and 16 samples it would be 1.6
+    assert crossing_cell(Setting(), tmp_path / "nothing") is None
 
 
 def test_the_own_answer_is_found_and_an_empty_text_finds_none() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.dense_study import Setting, opposites_job
-from benchmarks.study_jobs import Job, Plan, do, is_of, work
+from benchmarks.dense_study import RATES, Setting, opposites_job
+from benchmarks.study_jobs import KEY, Job, Plan, do, is_of, work
 from benchmarks.study_store import claimed, finished_jobs, read_result, unpack, working, write_result
 
-from benchmarks import dense_study, pieces, rubric_study, study_jobs, study_store
+from benchmarks import dense_study, pieces, rubric_study, study_jobs, study_settings, study_store
 from support.tiny_models import long_tiny_folder
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
@@ -21,7 +21,6 @@ from vigneron.report.paired_intervals import estimates
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.setup import start
-from vigneron.training.setup.resolve import resolved
 from vigneron.training.signals import Stopped
 
 
@@ -119,7 +118,7 @@ def test_a_job_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     found = read_result(tmp_path, "b")
     assert found is not None
     assert found.pop("seconds") < 60
-    assert found == {"job": "b", "found": 3}
+    assert found == {"job": "b", "key": measuring("b").key(tmp_path), "found": 3}
 
 
 def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
@@ -135,36 +134,55 @@ def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
     assert [len(once(rate)) for rate in (1e-5, 1e-5, 5e-5)] == [2, 1, 2]  # the second time nothing is left
 
 
-def test_an_unfinished_run_is_resumed_only_by_its_own_job(tmp_path: Path) -> None:
-    """Of all arms: what a run writes into its folder is the job's config, and that of another rate is not."""
-    setting, other = Setting(), tmp_path / "data"
-    dense = [
-        opposites_job(setting, arm, 1, 16, rate, 0, tuned=True)
-        for arm in dense_study.REWARDS | dense_study.CROSSING
-        for rate in (2e-5, 5e-5)
-    ]
-    opened = [
-        dense_study.open_job(setting, arm, 2e-5, steps, 0, tuned=True) for arm in dense_study.OPEN for steps in (15, 30)
-    ]
-    rubric = [
-        make(rubric_study.Setting(), other, arm, rate, 0, tuned=True)
-        for make, arms in (
-            (rubric_study.category_job, rubric_study.METHODS),
-            (rubric_study.confidence_job, rubric_study.CONFIDENCES),
-        )
-        for arm in arms
-        for rate in (2e-5, 5e-5)
-    ]
-    jobs = [*dense, *opened, *rubric]
-    for one, changed in zip(jobs[::2], jobs[1::2], strict=True):
-        assert one.name == changed.name
-        if one.prepare is not None:
-            one.prepare()
-        folder = RunFolder.create(tmp_path, one.name, exact_name=True)
-        assert not is_of(one, folder.path), "a process was killed before it wrote the config"
-        folder.write_config(resolved(one.config()))
-        assert is_of(one, folder.path)
-        assert not is_of(changed, folder.path)
+def test_every_job_has_its_own_key_wherever_its_folder_lies(tmp_path: Path) -> None:
+    """Of all arms: another rate, seed, model, or number of steps is another job."""
+
+    def all_of(runs: Path, **changed: Any) -> list[str]:
+        dense, rubric = Setting(**changed), rubric_study.Setting(**changed)
+        made = [
+            *(opposites_job(dense, arm, 1, 16, rate, 0, tuned=True) for arm in dense_study.REWARDS for rate in RATES),
+            *(
+                dense_study.open_job(dense, arm, 2e-5, steps, 0, tuned=True)
+                for arm in dense_study.OPEN
+                for steps in (15, 30)
+            ),
+            *(
+                rubric_study.category_job(rubric, runs, arm, r, s, tuned=True)
+                for arm in rubric_study.METHODS
+                for r in RATES
+                for s in (0, 1)
+            ),
+            *(
+                rubric_study.confidence_job(rubric, runs, arm, r, 0, tuned=True)
+                for arm in rubric_study.CONFIDENCES
+                for r in RATES
+            ),
+        ]
+        return [job.key(runs) for job in made]
+
+    keys = all_of(tmp_path / "here")
+    assert len(set(keys)) == len(keys)
+    assert all_of(tmp_path / "there") == keys
+    assert not set(all_of(tmp_path / "here", model="gpt2")) & set(keys)
+    assert not set(all_of(tmp_path / "here", eval_every=5)) & set(keys)
+
+
+def test_a_job_of_a_smoke_test_is_not_done(tmp_path: Path) -> None:
+    small, whole = (
+        opposites_job(setting, "binary", 2, 16, 2e-5, 100, tuned=False)
+        for setting in (dense_study.smoke("smollm2-135m"), Setting())
+    )
+    assert small.name == whole.name
+    folder = tmp_path / small.name
+    folder.mkdir()
+    (folder / KEY).write_text(small.key(tmp_path))
+    write_result(tmp_path, small.name, {"key": small.key(tmp_path)})
+    assert is_of(small, tmp_path)
+    assert study_jobs.is_done(small, tmp_path)
+    assert not is_of(whole, tmp_path)
+    assert not study_jobs.is_done(whole, tmp_path)
+    assert study_jobs.result_of(whole, tmp_path) is None
+    assert not is_of(measuring("x"), tmp_path), "a process was killed before it wrote the key"
 
 
 @pytest.mark.slow
@@ -243,7 +261,7 @@ def planned(*given: str) -> int:
 def finish(runs: Path, *names: str) -> None:
     for name in names:
         (runs / name).mkdir(parents=True)
-        write_result(runs, name, {"job": name})
+        write_result(runs, name, {"job": name, "key": measuring(name).key(runs)})
 
 
 def test_the_plan_says_what_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +302,7 @@ def test_the_plan_counts_what_another_machine_has_done(tmp_path: Path, capsys: p
 WORKER = """
 import sys, time
 from pathlib import Path
+from benchmarks.study_jobs import Job
 from benchmarks.study_store import write_result
 runs, place = Path(sys.argv[1]), sys.argv[2]
 if place == "fails":
@@ -292,7 +311,7 @@ for name in "ab" if place == "first" else "cd":
     (runs / name).mkdir()
     (runs / name / "config.yaml").write_text("")
     (runs / name / "metrics.jsonl").write_text("")
-    write_result(runs, name, {"job": name})
+    write_result(runs, name, {"job": name, "key": Job(name, "demo", (), {}, 60.0).key(runs)})
 """
 
 
@@ -332,3 +351,67 @@ def test_a_worker_gets_what_was_asked(tmp_path: Path) -> None:
     again = pieces.parse("dense_study", None, command[3:])
     assert (again.verb, again.runs, again.smoke, again.model) == ("work", tmp_path, True, "tiny")
     assert (again.resume, again.budget) == (True, float("inf"))
+
+
+STOPPED = """
+import signal, sys, time
+from pathlib import Path
+def stop(*_):
+    Path(sys.argv[1]).write_text("stopped")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+Path(sys.argv[2]).write_text("")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_stops_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = iter("ab")
+
+    def command(given: object) -> list[str]:
+        name = next(names)
+        return [sys.executable, "-c", STOPPED, str(tmp_path / f"stopped-{name}"), str(tmp_path / f"begun-{name}")]
+
+    def stop_when_begun() -> None:
+        while not all((tmp_path / f"begun-{name}").exists() for name in "ab"):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(pieces, "worker_command", command)
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop_when_begun)
+    thread.start()
+    given = pieces.parse("toy", None, ["all", str(tmp_path / "runs"), "--workers", "2"])
+    assert pieces.run_study(given, lambda *_: None, toy) == 1
+    thread.join()
+    assert sorted(path.name for path in tmp_path.glob("stopped-*")) == ["stopped-a", "stopped-b"]
+    assert "go on with --resume" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_where_the_largest_rate_is_best_the_next_is_tried(tmp_path: Path) -> None:
+    def tried(rate: float) -> Job:
+        return measuring(f"tune-{rate:g}", rate=rate)
+
+    def finished(rate: float, area: float) -> None:
+        job = tried(rate)
+        (tmp_path / job.name).mkdir()
+        write_result(tmp_path, job.name, {"key": job.key(tmp_path), "rate": rate, "area": area})
+
+    def rates() -> list[float]:
+        return [job.labels["rate"] for job in study_settings.tuning(tried, (1e-5, 2e-5, 5e-5), tmp_path)]
+
+    for rate, area in ((1e-5, 0.1), (2e-5, 0.2), (5e-5, 0.3)):
+        assert rates() == [1e-5, 2e-5, 5e-5]
+        finished(rate, area)
+    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4]
+    finished(1e-4, 0.4)
+    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4]
+    finished(2e-4, 0.4)
+    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4]
+    assert study_settings.rate_of([tried(rate) for rate in rates()], tmp_path) == 1e-4
+    assert len(study_settings.tuning(tried, (2e-4,), tmp_path)) == 1, "one rate is no choice"

@@ -1,6 +1,7 @@
 """The study of rubrics: the driver with a tiny model; noisy verdicts; the decision rule by hand."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from benchmarks.rubric_results import (
     show_success,
     worth_it,
 )
-from benchmarks.rubric_scores import by_category
+from benchmarks.rubric_scores import Answered, by_category, revisions
 from benchmarks.rubric_study import RATES, guide
 from benchmarks.study_settings import chosen_rate, tuning_table
 from benchmarks.study_store import Result, all_results, read_result
@@ -58,7 +59,14 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert "all jobs are done" in said
     done = {path.parent.name for path in runs.glob("*/result.json")}
     assert done == {
-        *("success-bare", "success-prompted", "grpo-seed-0", "grape-paper-seed-0", "rejection-seed-0"),
+        *(
+            "success-bare",
+            "success-prompted",
+            "success-revised",
+            "grpo-seed-0",
+            "grape-paper-seed-0",
+            "rejection-seed-0",
+        ),
         *(f"tune-{arm}-rate-1e-05" for arm in methods),
         *(f"tune-confidence-{arm}-rate-2e-05" for arm in ("flat", "shuffled")),
         *(f"confidence-{arm}-seed-0" for arm in ("flat", "shuffled")),
@@ -74,7 +82,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert "| form hidden | grape-paper |" in shown
     assert "| form hidden | grape-paper |  |  | not yet" not in shown
     assert "not yet (1 of 4 seeds)" in shown
-    assert "Confidence: not yet (stated, above chance)." in shown
+    assert "Confidence: not yet (log-odds)." in shown
     assert figure.read_text().startswith("<svg")
     assert rubric_study.main(common) == 0
     assert "all jobs are done" in capsys.readouterr().out
@@ -113,7 +121,7 @@ def test_the_judges_errors_are_independent() -> None:
 def test_confidences_as_weights_give_the_reward_of_equation_15(tmp_path: Path) -> None:
     """Constant confidences with equal weights, against weights with all confidences 1."""
     scores_BJ = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
-    for arm in ("stated", "above chance", "shuffled"):
+    for arm in ("stated", "above chance", "log-odds", "shuffled"):
         rubric = read_rubric(str(noisy_verdicts.write_rubric(arm, tmp_path)))
         weights_J = torch.tensor([item.weight for item in rubric.categories["right"].items])
         by_weight = grape_reward(scores_BJ, torch.ones(3, 3), weights_J)
@@ -121,10 +129,22 @@ def test_confidences_as_weights_give_the_reward_of_equation_15(tmp_path: Path) -
         torch.testing.assert_close(by_weight, by_confidence)
 
 
-def test_shuffled_confidences_belong_to_another_judge() -> None:
-    right, shuffled = noisy_verdicts.CONFIDENCES["above chance"], noisy_verdicts.CONFIDENCES["shuffled"]
-    assert right == pytest.approx({"careful": 0.9, "hasty": 0.5, "guessing": 0.1})
-    assert shuffled == pytest.approx({"careful": 0.5, "hasty": 0.1, "guessing": 0.9})
+def test_confidences_by_hand() -> None:
+    """ln(0.95/0.05) = ln 19, ln(0.75/0.25) = ln 3, ln(0.55/0.45) = 0.2007; shuffled: those of the next judge."""
+    found = noisy_verdicts.CONFIDENCES
+    assert found["above chance"] == pytest.approx({"careful": 0.9, "hasty": 0.5, "guessing": 0.1})
+    assert found["log-odds"] == pytest.approx({"careful": 2.9444, "hasty": 1.0986, "guessing": 0.2007}, abs=1e-4)
+    assert found["shuffled"] == pytest.approx({"careful": 1.0986, "hasty": 0.2007, "guessing": 2.9444}, abs=1e-4)
+
+
+def test_a_judge_says_the_same_of_what_the_check_holds_equal() -> None:
+    """Else a policy could write an answer in another way until the judge errs."""
+    prompts = [f"question {number}" for number in range(200)]
+    one, other = (
+        noisy_verdicts.guessing(prompts, [text] * 200, answer=["cold"] * 200) for text in ("warm", " Warm.\n")
+    )
+    assert one == other
+    assert 0 < sum(one) < 200
 
 
 # ---------------------------------------------------------------------------------------------- the numbers
@@ -171,8 +191,9 @@ def test_rule_1() -> None:
     assert worth_it({"grpo": difference(0.2, 0.05), "rejection": difference(0.1, 0.06)})
     assert not worth_it({"grpo": difference(0.2, 0.05), "rejection": difference(0.1, 0.04)})
     assert not worth_it({"grpo": difference(0.2, 0.05)})
-    assert loses({"grpo": difference(0.2, 0.1), "rejection": difference(-0.03, -0.5)})
-    assert not loses({"grpo": difference(-0.02, -0.3), "rejection": difference(-0.01, -0.5)})
+    assert loses({"grpo": difference(0.2, 0.1), "rejection": difference(-0.03, -0.05, -0.01)})
+    assert not loses({"grpo": difference(0.2, 0.1), "rejection": difference(-0.03, -0.5, 0.01)}), "it may be chance"
+    assert not loses({"grpo": difference(-0.02, -0.03, -0.01), "rejection": difference(-0.01, -0.5)})
 
 
 def values(hidden: float, stated: float) -> Values:
@@ -184,7 +205,7 @@ def test_rule_2() -> None:
     bases = {"grpo": values(0.1, 0.5), "rejection": values(0.4, 0.3)}
     assert kind_verdict({**bases, "grape-topr": values(0.5, 0.49)}, "grape-topr", "form hidden") == "worth it"
     lost = kind_verdict({**bases, "grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden")
-    assert lost == "no: it loses in arithmetic, antonyms, json, explanations"
+    assert lost == "no: it loses in the other kind"
     assert kind_verdict({**bases, "grape-topr": values(0.44, 0.6)}, "grape-topr", "form hidden") == "no"
     assert kind_verdict({**bases, "grape-topr": values(0.4, 0.6)}, "grape-topr", "form stated") == "worth it"
 
@@ -199,7 +220,7 @@ def test_rules_1_and_2_wait_for_all_seeds_unless_they_cannot_change() -> None:
     assert category_verdict(behind, "grape-topr", "json") == "loses", "to GRPO, whatever rejection does"
     assert kind_verdict(behind, "grape-topr", "form hidden") == "no", "it is no better than GRPO"
     lost = kind_verdict({**bases, "grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden")
-    assert lost == "no: it loses in arithmetic, antonyms, json, explanations"
+    assert lost == "no: it loses in the other kind"
     assert kind_verdict({"grape-topr": values(0.5, 0.4)}, "grape-topr", "form hidden") == "not yet (0 of 4 seeds)"
 
 
@@ -227,26 +248,24 @@ def test_rule_3() -> None:
 
 def test_rule_4() -> None:
     better, same = difference(0.1, 0.01), difference(0.1, -0.01)
-    assert confidence_verdict({"stated": better, "above chance": same, "shuffled": same}) == "confidences pay"
-    assert confidence_verdict({"stated": better, "above chance": same, "shuffled": better}) == "spurious"
-    assert confidence_verdict({"stated": same, "above chance": same, "shuffled": better}) == "no difference"
+    assert confidence_verdict({"log-odds": better, "stated": same, "shuffled": same}) == "confidences pay"
+    assert confidence_verdict({"log-odds": better, "stated": same, "shuffled": better}) == "spurious"
+    assert confidence_verdict({"log-odds": same, "stated": better, "shuffled": better}) == "no difference"
 
 
 def test_rule_4_waits_for_the_arms_it_needs() -> None:
     better, same = difference(0.1, 0.01), difference(0.1, -0.01)
-    assert confidence_verdict({}) == "not yet (stated, above chance)"
-    assert confidence_verdict({"stated": same, "shuffled": better}) == "not yet (above chance)"
-    assert confidence_verdict({"stated": better}) == "not yet (shuffled)"
-    assert confidence_verdict({"stated": better, "shuffled": better}) == "spurious"
-    assert confidence_verdict({"stated": same, "above chance": same}) == "no difference", "shuffled cannot change it"
-    arms = ("flat", "stated", "above chance", "shuffled")
+    assert confidence_verdict({}) == "not yet (log-odds)"
+    assert confidence_verdict({"log-odds": better}) == "not yet (shuffled)"
+    assert confidence_verdict({"log-odds": same}) == "no difference", "shuffled cannot change it"
+    arms = ("flat", "stated", "log-odds", "shuffled")
     own = [
         {"part": "confidence", "tuned": True, "arm": arm, "seed": seed, "scores": {"last": [0.5 + at, 0.5 + at]}}
         for at, arm in enumerate(arms[:3])
         for seed in range(4)
     ]
     assert "Confidence: not yet (shuffled)." in show_confidence(own)
-    assert "Confidence: not yet (stated, above chance)." in show_confidence([one for one in own if one["seed"]])
+    assert "Confidence: not yet (log-odds)." in show_confidence([one for one in own if one["seed"]])
 
 
 def test_scores_are_sorted_by_category() -> None:
@@ -257,9 +276,35 @@ def test_scores_are_sorted_by_category() -> None:
 
 def test_success_is_shown_where_an_answer_can_be_right() -> None:
     success = dict.fromkeys((*HIDDEN, *STATED), 0.25)
-    lines = show_success([{"part": "success", "prompted": True, "success": success}]).splitlines()
-    assert "| codeword | – | 0.2500 |" in lines
-    assert "| explanations | – | – |" in lines, "it equals the written one never, and is not wrong"
+    lines = show_success([{"part": "success", "asked": "prompted", "success": success}]).splitlines()
+    assert "| codeword | – | 0.2500 | – |" in lines
+    assert "| explanations | – | – | – |" in lines, "it equals the written one never, and is not wrong"
+
+
+def test_a_wrong_answer_is_revised_as_in_training() -> None:
+    row = {"prompt": "Question: Say it.\nAnswer:", "guide": "Guide.\n\n", "category": "codeword", "answer": "sesame it"}
+    wrong = Answered({**row, "prompt": row["guide"] + row["prompt"], "input": "Say it."}, " it\n", right=False)
+    (asked,) = revisions([wrong])
+    prompt = asked["prompt"]
+    assert prompt.endswith("Question: Say it.\nAnswer:")
+    assert "Guide." not in prompt
+    assert re.search(r">\n it\n\n</response-\w+>\n\n<critique-\w+>\ncorrect: 0.00\nthe response differs", prompt)
+
+
+def test_the_examples_of_a_revision_are_written_as_its_prompt() -> None:
+    """Earlier answer and feedback in their fences, then the question, then a right answer."""
+    fences = r"<response-\w+>\n(.+)\n</response-\w+>\n\n<critique-\w+>\n([^<]+)\n</critique-\w+>\n\n"
+    for name, category in read_rubric("study-forms").categories.items():
+        shown = re.findall(fences + r"Question: (.+)\nAnswer: (.+)", category.revise or "")
+        assert len(shown) == 2, name
+        assert [(question, answer) for _, _, question, answer in shown] == re.findall(
+            r"Question: (.+)\nAnswer: (.+)", category.generate or ""
+        ), "the same questions as those of a first answer"
+        for earlier, feedback, question, answer in shown:
+            row = {"prompt": f"Question: {question}\nAnswer:", "guide": "", "category": name, "answer": answer}
+            (asked,) = revisions([Answered({**row, "input": question}, earlier, right=False)])
+            own = asked["prompt"][len(category.revise or "") :]
+            assert re.findall(r"<critique-\w+>\n([^<]+)\n</critique-\w+>", own) == [feedback]
 
 
 def test_the_page_gives_the_rule_of_the_module() -> None:

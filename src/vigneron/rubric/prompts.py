@@ -49,8 +49,8 @@ REPLY: dict[ScoreFormat, str] = {
     ),
 }
 REVISE = (
-    "You are given a question, an earlier response to it, and a critique of that response. Write a better response to "
-    "the question. Keep what was right and mend what the critique finds wrong. Write the new response only: do not "
+    "You are given an earlier response to the question below, and a critique of that response. Write a better response "
+    "to the question. Keep what was right and mend what the critique finds wrong. Write the new response only: do not "
     "speak of the earlier one."
 )
 HINDSIGHT = (
@@ -119,12 +119,24 @@ def criteria_prompt(items: Sequence[Item], prompt: str | Sequence[Message]) -> s
 def hindsight_prompt(
     prompt: str | Sequence[Message], feedback: str, response: str | None = None
 ) -> str | list[Message]:
-    """The question after the feedback on a response, with that response or without it (SDPO's self-teacher).
+    """The question after the feedback on a response, with that response or without it (SDPO's self-teacher)."""
+    shown = {} if response is None else {"response": response}
+    return _after_fences(HINDSIGHT, {**shown, "critique": feedback}, prompt)
 
-    The question comes last, as the policy was asked it: the answer's tokens are scored where they were written.
-    """
-    shown = [] if response is None else [fenced("response", response)]
-    return _with_system("\n\n".join([HINDSIGHT, *shown, fenced("critique", feedback)]), prompt)
+
+def revision_prompt(
+    category: Category, prompt: str | Sequence[Message], response: str, feedback: str
+) -> str | list[Message]:
+    """The policy's prompt for a revised answer (step 2), given an answer and the feedback on it (`feedback_on`)."""
+    shown = {"response": response, "critique": feedback}
+    given = {"question": split_prompt(prompt)[1], **shown}
+    system = REVISE if category.revise is None else _rendered(category.revise, "revise", given)
+    return _after_fences(system.rstrip(), shown, prompt)
+
+
+def _after_fences(system: str, shown: Mapping[str, str], prompt: str | Sequence[Message]) -> str | list[Message]:
+    """The question comes last, as the policy was asked it: in that form it is trained, and a small model answers it."""
+    return _with_system("\n\n".join([system, *(fenced(name, text) for name, text in shown.items())]), prompt)
 
 
 def _with_system(system: str, prompt: str | Sequence[Message]) -> str | list[Message]:
@@ -132,21 +144,6 @@ def _with_system(system: str, prompt: str | Sequence[Message]) -> str | list[Mes
         return f"{system}\n\n{prompt}"
     own, rest = without_system(prompt)
     return [{"role": "system", "content": _joined(system, own)}, *rest]
-
-
-def revision_prompt(
-    category: Category, prompt: str | Sequence[Message], response: str, feedback: str
-) -> str | list[Message]:
-    """The policy's prompt for a revised answer (step 2), given an answer and the feedback on it (`feedback_on`). A
-    plain prompt gives plain text, a conversation gives messages."""
-    own, question = split_prompt(prompt)
-    given = {"question": question, "response": response, "critique": feedback}
-    system = REVISE if category.revise is None else _rendered(category.revise, "revise", given)
-    fences = "\n\n".join(fenced(name, text) for name, text in given.items())
-    if isinstance(prompt, str):
-        return f"{system}\n\n{fences}\n\nThe better response:\n"
-    user = f"{fences}\n\nWrite the better response."
-    return [{"role": "system", "content": _joined(system, own)}, {"role": "user", "content": user}]
 
 
 def feedback_on(verdicts: Mapping[str, Verdict]) -> str:
