@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from vigneron.errors import UserError
 from vigneron.run_store import eval_rows
 from vigneron.run_store.archive import RESULT, SUFFIX, unpacked, write_archive
 from vigneron.run_store.samples import Sample, SampleStore
@@ -141,11 +142,19 @@ def evaluations(path: Path) -> dict[int, list[Sample]]:
 
 
 def row_values(path: Path, score: str) -> dict[int, list[float]]:
-    """The scores of all rows, in their order, by step; a missing one is 0."""
-    found: dict[int, list[tuple[tuple[int, int], float]]] = {}
+    """The scores of all rows, in their order, by step. A row that lacks one is refused: missing is not zero, and other
+    runs are compared row by row."""
+    found: dict[int, dict[tuple[int, int], float | None]] = {}
     for row in eval_rows.read_kept_rows(path):
-        found.setdefault(row.step, []).append((row.name, row.score(score) or 0.0))
-    return {step: [value for _, value in sorted(found[step])] for step in sorted(found)}
+        found.setdefault(row.step, {})[row.name] = row.score(score)
+    names = sorted({name for by_name in found.values() for name in by_name})
+    for step, by_name in found.items():
+        if missing := [name for name in names if by_name.get(name) is None]:
+            raise UserError(
+                f"{path.name}: {len(missing)} of {len(names)} held-out rows have no '{score}' at step {step}, so it "
+                "cannot be compared with other runs: see why in its samples, then delete its folder to train it again"
+            )
+    return {step: [float(found[step][name] or 0.0) for name in names] for step in sorted(found)}
 
 
 def scores_of(values: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:

@@ -6,31 +6,36 @@ python -m benchmarks.turns_study work RUNS [--resume] [--budget S]    train what
 python -m benchmarks.turns_study show RUNS --figure FILE.svg          tables and figure; RUNS: a folder or an archive
 python -m benchmarks.turns_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
 
-Each arm has two recipes: a warm-up by SFT, trained once, which teaches the form of a turn and no good play, and GRPO
-from there, with each seed. The evaluation before GRPO's first step is that of the warm-up. Greedy, on held-out rows.
+Each arm has two recipes: a warm-up by SFT with each seed, which teaches the form of a turn and no good play, and GRPO
+from there. The evaluation before GRPO's first step is that of the warm-up. Greedy, on held-out rows. No run was done
+yet: the minutes of the plan are planned, not measured.
 
     guess          games of 16 numbers; a find earns more the fewer guesses it took        reward
     maze           mazes of 4 x 4 cells; the goal earns more the shorter the way           reward
     sums-tool      large sums with a calculator                                            accuracy
     sums           the same sums without one, for as many steps                            accuracy
-    nim            self-play; first moves that keep the value of the game, in 140 positions accuracy
+    nim            self-play; first moves that keep the value of the game                  accuracy
     debate         two debaters quote to a judge: which list sums higher?                  the judge's accuracy
     consultancy    one consultant quotes to the same judge, right half of the time         the judge's accuracy
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations of a
-shorter run; ties go to the middle rate. Nim is tuned on the 75 other positions (`turns_rows.py`). Consultancy is the
-control of debate: its consultant is tuned to win the judge's probability, by reward, and not for the judge's accuracy.
+shorter run; ties go to the middle rate. Nim is tuned on other positions than it is scored in (`turns_rows.py`).
+Consultancy is the control of debate: its consultant is tuned to win the judge's probability, by reward, and not for the
+judge's accuracy.
 
-Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
-rows, 95 %. A run's score of a row is the mean of its last three evaluations.
+Decision rule, written before the runs. A unit counts once, with the mean of its rows: the 17 ranges of `guess`, 100
+mazes, 160 sums, 100 questions of `debate` and `consultancy`, each asked for both sides, and at Nim a set of piles.
+Intervals are of paired differences, by a bootstrap over seeds and units, 95 %. A run's score of a row is the mean of
+its last three evaluations. A verdict needs all three seeds of its arms.
 1. A game (guess, maze, sums-tool, nim) is LEARNED if the interval of the score minus that before training lies above 0.
+Nim is scored in the held-out positions that can be won and where no game of training starts, 55 of 13 sets of piles.
+An illegal move before training counts there as a legal one at random would, so that moves which are legal and no better
+than chance are not learned.
 2. The calculator PAYS if that of sums-tool minus sums does.
 3. Debate HELPS the judge if debate is learned by rule 1, and the interval of its gain (the score minus that before
 training) minus consultancy's gain lies above 0 too: quotes at random help the judge more in debate than in consultancy.
 """
 
-import fcntl
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,12 +43,16 @@ from pathlib import Path
 
 from benchmarks.pieces import Job, Plan, Study, parse, run_study
 from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest
-from benchmarks.study_store import Result, read_result
-from benchmarks.turns_results import draw, show_scores, show_verdicts
-from benchmarks.turns_rows import nim_data, write_nim_rows
+from benchmarks.study_store import Result, evaluations, mean, read_result, row_values, scores_of
+from benchmarks.turns_results import PART, SEEDS, draw, show_all
+from benchmarks.turns_rows import facts_of, first_moves_are_legal, nim_data, unit_means, write_nim_rows
+from benchmarks.turns_warm_ups import record_of, warm_up
+from vigneron.errors import UserError
+from vigneron.run_store.folder import RunFolder
 
 RATES = (3e-6, 1e-5, 3e-5)
-SEEDS = (0, 1, 2)
+WARM_UP_S = 12.0
+"""What a warm-up is planned to take on an H200 with two processes beside. Planned, not measured, as `step_s`."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,12 @@ class Arm:
     recipe: str
     score: str
     """Of a held-out row: `reward` or `correct`."""
+    unit: tuple[str, ...]
+    """Columns: rows that agree in them are of one unit (`turns_rows`)."""
     steps: int
     step_s: float
-    """What a step and a share of the evaluations is planned to take on an H200."""
+    """What a step and a share of the evaluations is planned to take on an H200 with two processes beside."""
+    eval_every: int = 20
     changes: tuple[str, ...] = ()
     """To the recipes of both steps."""
     role: str | None = None
@@ -66,14 +78,17 @@ class Arm:
 
 
 WITHOUT_TOOL = ("environment=null", "reward={kind: binary}", "max_new_tokens=8", "data.task=sums")
+QUESTION = ("shown",)
 ARMS = {
-    "guess": Arm("sft-guess", "env-guess", "reward", 100, 0.8),
-    "maze": Arm("sft-maze", "env-maze", "reward", 100, 1.5),
-    "sums-tool": Arm("sft-sums-tool", "env-sums-tool", "correct", 60, 1.2),
-    "sums": Arm("sft-sums-tool", "env-sums-tool", "correct", 60, 0.35, WITHOUT_TOOL),
-    "nim": Arm("sft-nim", "self-play-nim", "correct", 100, 0.8, role="first", own_rows=True),
-    "debate": Arm("sft-debate", "debate-sums", "correct", 100, 0.7, role="a"),
-    "consultancy": Arm("sft-debate", "consultancy-sums", "correct", 100, 0.5, role="consultant", tuned_by="reward"),
+    "guess": Arm("sft-guess", "env-guess", "reward", ("lowest", "highest"), 100, 0.8),
+    "maze": Arm("sft-maze", "env-maze", "reward", ("maze",), 100, 1.5),
+    "sums-tool": Arm("sft-sums-tool", "env-sums-tool", "correct", ("terms",), 60, 1.2, 10),
+    "sums": Arm("sft-sums-tool", "env-sums-tool", "correct", ("terms",), 60, 0.35, 10, WITHOUT_TOOL),
+    "nim": Arm("sft-nim", "self-play-nim", "correct", ("pile_set",), 100, 0.8, role="first", own_rows=True),
+    "debate": Arm("sft-debate", "debate-sums", "correct", QUESTION, 100, 0.7, role="a"),
+    "consultancy": Arm(
+        "sft-debate", "consultancy-sums", "correct", QUESTION, 100, 0.5, role="consultant", tuned_by="reward"
+    ),
 }
 
 
@@ -82,8 +97,9 @@ class Setting(StudySetting):
     """An arm has its own number of steps; `steps` are those of the longest."""
 
     steps: int = 100
-    tuning_steps: int = 40
+    tuning_steps: int = 30
     eval_every: int = 20
+    tuning_eval_every: int = 10
     rates: tuple[float, ...] = RATES
     seeds: tuple[int, ...] = SEEDS
     smoke: bool = False
@@ -100,36 +116,20 @@ def smoke(model: str) -> Setting:
 # ---------------------------------------------------------------------------------------------- jobs
 
 
-def warmed_up(runs: Path, arm: Arm) -> Path:
-    """Where the model is after the arm's warm-up, which arms may share. It is no job: a machine that takes over jobs of
-    another trains it again."""
-    return (runs / ".warm-ups" / f"{arm.warm_up}{'-changed' if arm.changes else ''}").resolve()
+def warm_up_name(arm: Arm) -> str:
+    """Arms may share one."""
+    return f"{arm.warm_up}{'-changed' if arm.changes else ''}"
 
 
-def warm_up(setting: Setting, runs: Path, arm: Arm) -> None:
-    """Train an arm's warm-up if it is not there; a process that comes meanwhile waits."""
-    from vigneron import api
-    from vigneron.recipe import load_config
-
-    folder = warmed_up(runs, arm)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.is_dir():
-            return
-        steps = ("steps=2", 'model.chat="minted"') if setting.smoke else ()
-        changes = (f"model.name={setting.model}", *setting.changes_of(arm), *steps, "eval_every=0", "save_every=0")
-        draft = folder.with_suffix(".training")
-        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
-        trained = api.train(load_config(arm.warm_up, changes), runs=draft.parent, name=draft.name)
-        (checkpoint,) = (trained.folder / "checkpoints").glob("step-*")
-        checkpoint.rename(folder)
-        shutil.rmtree(draft)
+def warmed_up(runs: Path, arm: Arm, seed: int) -> Path:
+    """Where the model is after the arm's warm-up."""
+    return (runs / ".warm-ups" / f"{warm_up_name(arm)}-seed-{seed}").resolve()
 
 
 def job(setting: Setting, runs: Path, name: str, rate: float, seed: int, *, tuned: bool) -> Job:
     arm = ARMS[name]
     steps = min(arm.steps, setting.steps if tuned else setting.tuning_steps)
+    every = min(steps, setting.eval_every, arm.eval_every if tuned else setting.tuning_eval_every)
     part = "held_out" if tuned else "tuning"
     data = nim_data(runs, part) if arm.own_rows else f"data.held_out={part}"
     changes = (
@@ -137,25 +137,49 @@ def job(setting: Setting, runs: Path, name: str, rate: float, seed: int, *, tune
         *setting.changes_of(arm),
         *(("group_size=2",) if setting.smoke else ()),
         *setting.run_changes(steps, seed, rate),
-        f"model.name={warmed_up(runs, arm)}",
+        f"eval_every={every}",
+        f"model.name={warmed_up(runs, arm, seed)}",
         data,
     )
+    sharing = sum(warm_up_name(other) == warm_up_name(arm) for other in ARMS.values())
+    jobs_of_warm_up = sharing if tuned else sharing * len(setting.rates)
     return Job(
         f"{name}-seed-{seed}" if tuned else f"tune-{name}-rate-{rate:g}",
         arm.recipe,
         changes,
-        {"tuned": tuned, "arm": name, "rate": rate, "seed": seed},
-        setting.planned_seconds(steps, arm.step_s, 0.0),
+        {"part": PART, "tuned": tuned, "arm": name, "rate": rate, "seed": seed},
+        setting.planned_seconds(steps, arm.step_s, 0.0) + WARM_UP_S / jobs_of_warm_up,
         row_score=arm.score if tuned else arm.tuned_by or arm.score,
         role=arm.role,
-        prepare=lambda: _prepare(setting, runs, arm),
+        finish=lambda job, folder: measure_units(arm, job, folder, warmed_up(runs, arm, seed)),
+        prepare=lambda: _prepare(setting, runs, arm, seed),
     )
 
 
-def _prepare(setting: Setting, runs: Path, arm: Arm) -> None:
-    warm_up(setting, runs, arm)
+def _prepare(setting: Setting, runs: Path, arm: Arm, seed: int) -> None:
+    small = ("steps=2", 'model.chat="minted"') if setting.smoke else ()
+    changes = (f"model.name={setting.model}", *setting.changes_of(arm), *small)
+    warm_up(arm.warm_up, changes, seed, warmed_up(runs, arm, seed))
     if arm.own_rows:
         write_nim_rows(runs)
+
+
+def measure_units(arm: Arm, job: Job, folder: RunFolder, warmed: Path) -> Result:
+    """What is known of the held-out rows, the curve and `area` of their units, and the record of the warm-up."""
+    from vigneron.run_data.load import load_data
+
+    held_out = load_data(folder.config()).held_out
+    rows, values = [facts_of(row, arm.unit) for row in held_out], row_values(folder.path, str(job.row_score))
+    if wrong := [step for step, scores in values.items() if len(scores) != len(rows)]:
+        raise UserError(
+            f"{job.name}: at step {wrong[0]} {len(values[wrong[0]])} of {len(rows)} held-out rows are there"
+        )
+    curve = {step: mean(unit_means(scores, rows)) for step, scores in values.items()}
+    result = {"rows": rows, "curve": curve, "area": mean(unit_means(scores_of(values)["area"], rows))}
+    if arm.own_rows:
+        legal = {step: first_moves_are_legal(samples, held_out) for step, samples in evaluations(folder.path).items()}
+        result["legal"] = scores_of(legal)
+    return {**result, **record_of(warmed)}
 
 
 def plan(setting: Setting, runs: Path) -> Plan:
@@ -176,7 +200,7 @@ def plan(setting: Setting, runs: Path) -> Plan:
 
 
 def show(results: Sequence[Result], figure: Path | None) -> None:
-    print(show_scores(results), show_verdicts(results), sep="\n\n")
+    print(show_all(results))
     if figure is not None:
         draw(results, figure)
 

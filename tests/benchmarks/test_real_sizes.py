@@ -275,3 +275,28 @@ def test_trl_accepts_the_settings_of_each_variant(tmp_path: Path) -> None:
             config = GRPOConfig(output_dir=str(tmp_path), **settings(work, variant))
             assert config.use_vllm == variant.startswith("trl-vllm")
             assert config.vllm_enable_sleep_mode == (variant == "trl-vllm-sleep")
+
+
+def recorded(section: str, contestant: str) -> float:
+    """The first figure of a contestant on the page of performance."""
+    part = PAGE.read_text(encoding="utf-8").partition(section)[2]
+    return float(part.partition(f"\n| {contestant} | ")[2].partition(" |")[0])
+
+
+def test_the_comparison_and_the_readme_have_the_recorded_figures() -> None:
+    docs = PAGE.parents[1]
+    lines = (docs / "comparison.md").read_text(encoding="utf-8").splitlines()
+    readme = " ".join((docs.parent / "README.md").read_text(encoding="utf-8").split())
+    for model, section in (
+        ("Qwen2.5-1.5B", "### gpu-1.5b-32x8x256\n"),
+        ("Llama-3.1-8B", "### gpu-8b-lora-16x8x256\n"),
+    ):
+        ours, peer = recorded(section, "ours"), recorded(section, "trl-vllm")
+        (row,) = (line for line in lines if line.startswith(f"| {model}'s shape"))
+        assert row.endswith(f" | {ours:.1f} samples/s | {peer:.1f} samples/s | {ours / peer:.1f} |")
+        assert f"{ours / peer:.1f} times for {model}'s" in readme
+    turns = "\n## Conversations with a tool"
+    ours, peer = (recorded(turns, contestant) for contestant in ("ours-no-wait", "trl-tuned-no-wait"))
+    (row,) = (line for line in lines if line.startswith("| SmolLM2-135M, tools"))
+    assert row.endswith(f" | {ours:.1f} s a step | {peer:.1f} s | {peer / ours:.1f} |")
+    assert f"over four turns, {peer / ours:.1f} times as fast" in readme

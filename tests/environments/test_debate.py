@@ -121,7 +121,7 @@ def test_without_a_side_the_seed_draws_it() -> None:
 
 def test_equal_sums_have_no_right_answer() -> None:
     end, _ = played(SumDebate(ROW, 0), ROW, says(""))
-    assert "judge_right" not in end.log
+    assert (end.log["judge_right"], end.log["judge_probability"]) == (None, None)
     assert verdict(0.5) == "X"
 
 

@@ -286,8 +286,14 @@ WRITTEN: dict[str, list[tuple[str, ParsedTurn]]] = {
         (
             "<start_function_call>call:f{x:1,city:<escape>Paris, {FR}<escape>,deep:{a:[1,<escape>b<escape>]},no:null}"
             "<end_function_call>",
-            ParsedTurn("", (Call("f", {"x": 1, "city": "Paris, {FR}", "deep": {"a": [1, "b"]}, "no": None}),)),
-        )
+            ParsedTurn(
+                "", (Call("f", {"x": 1, "city": "Paris, {FR}", "deep": {"a": [1, "b"]}, "no": None}, typed=False),)
+            ),
+        ),
+        (
+            "<start_function_call>call:f{x:<escape>3<escape>}<end_function_call>",
+            ParsedTurn("", (Call("f", {"x": "3"}, typed=False),)),
+        ),
     ],
     "gemma4": [
         (

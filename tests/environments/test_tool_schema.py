@@ -197,6 +197,8 @@ def test_values_without_types_are_read_by_the_schema() -> None:
         "tags": None,
     }
     assert checked_arguments(tool_schema(search), {"query": "", "exact": "False"}, typed=False)["exact"] is False
+    numbers = {"query": "", "limit": 75, "tags": ["a"]}  # FunctionGemma writes them with a type, or as texts
+    assert checked_arguments(tool_schema(search), numbers, typed=False) == numbers
     for key, text in (("limit", "7x"), ("limit", "7 8"), ("tags", "[1"), ("limit", ""), ("limit", "1e5")):
         with pytest.raises(WrongArguments, match=f"argument '{key}'"):
             checked_arguments(tool_schema(search), {"query": "", key: text}, typed=False)

@@ -27,7 +27,7 @@ from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.environment import environment_reward
 from vigneron.rollout import conversations
-from vigneron.rollout.conversations import EARNED
+from vigneron.rollout.conversations import EARNED, Transcript, transcript_metrics
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [
@@ -218,6 +218,18 @@ def test_an_environment_that_fails_takes_its_sample_out_and_no_other() -> None:
     plain = talked()
     for i in (0, 2, 3, 5, 6, 9, 11):
         assert batch.samples.completions[i] == plain.samples.completions[i]
+
+
+def test_what_a_conversation_does_not_have_is_not_zero_in_its_metrics() -> None:
+    """Of ten conversations four failed, one of them after it had logged; one has no right answer, and one no tries."""
+    found, failed = Transcript(logs=[{"found": 0.0, "tries": 2}, {"found": 1.0}]), Transcript(error="raised KeyError")
+    talks = [*[found] * 4, Transcript(logs=[{"found": None, "tries": 3}]), Transcript(logs=[{"found": 1.0}])]
+    talks += [*[failed] * 3, Transcript(logs=[{"found": 0.0, "tries": 9}], error="hung")]
+    metrics = transcript_metrics(talks)
+    assert metrics["turns/found"] == 1.0
+    assert metrics["turns/tries"] == pytest.approx((4 * 2 + 3 + 0) / 6)
+    assert metrics["turns/failed"] == 0.4
+    assert not {"turns/found", "turns/tries"} & set(transcript_metrics(talks[6:]))
 
 
 class Unpaid(Counting):

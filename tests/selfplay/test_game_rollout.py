@@ -224,6 +224,8 @@ def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch
         ("x", "gave no valid reply: a Round is needed, not str"),
         (Round("ann"), "`to_play` should be a list of roles, not 'ann'"),
         (Round(["ann", "ann"]), "`to_play` names a role twice"),
+        (Round([["ann"]]), "`to_play` should be a list of roles, not [['ann']]"),  # type: ignore[list-item]
+        (Round(["ann"], {}), "'ann' is to play and has nothing new to read: give it a message"),
         (Round(None), "`to_play` should be a list of roles, not None"),  # type: ignore[arg-type]
         (Round([], None), "`messages` should be a dict with roles as keys"),  # type: ignore[arg-type]
         (Round(["eve"]), "`to_play` names 'eve', which is none of the roles ann, bob"),
@@ -235,6 +237,24 @@ def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch
         with batch_error as caught:
             played(**{"class": f"{__name__}:Broken"})
         assert message in str(caught.value)
+
+
+class Silent(Broken):
+    """The second row's game goes on without a word."""
+
+    def __init__(self, row: dict[str, Any], seed: int) -> None:
+        self.topic = row["topic"]
+
+    def play(self, turns: dict[str, str]) -> Round:
+        return Round((), {}, {"ann": 1.0}) if self.topic == "one" else Round(["ann"], {})
+
+
+def test_a_turn_with_nothing_to_read_takes_its_episode_out() -> None:
+    batch = played(**{"class": f"{__name__}:Silent"})
+    error = "gave no valid reply: 'ann' is to play and has nothing new to read: give it a message"
+    assert batch.samples.extras["environment_error"] == (None,) * 3 + (error,) * 3
+    assert batch.samples.extras["environment_reward"] == (1.0,) * 3 + (None,) * 3
+    assert batch.signals.metrics["turns/failed"] == 0.5
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,30 @@ class Killing(Counting):
     calls = 0
 
     def reply(self, messages: list[dict[str, Any]]) -> Reply:
-        Killing.calls += 1
-        if Killing.calls == 40 and not (marker := Path(self.row["marker"])).exists():
+        Killing.count(self.row)
+        return super().reply(messages)
+
+    @classmethod
+    def count(cls, row: dict[str, Any]) -> None:
+        cls.calls += 1
+        if cls.calls == 40 and not (marker := Path(row["marker"])).exists():
             marker.write_text("killed")
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class AsyncKilling(Killing):
+    """Other replies are under way."""
+
+    async def reply(self, messages: list[dict[str, Any]]) -> Reply:  # type: ignore[override]
+        await asyncio.sleep(0)
         return super().reply(messages)
+
+
+class KillingLetters(Letters):
+    def __init__(self, row: dict[str, Any], seed: int) -> None:
+        super().__init__(row, seed)
+        self.row = row
+
+    def play(self, turns: dict[str, str]) -> Round:
+        Killing.count(self.row)
+        return super().play(turns)

@@ -90,12 +90,15 @@ def test_three_arms(lose: Any, folder: Path, tmp_path: Path, trained_once: Train
 
 
 @pytest.mark.slow
-def test_killed_between_a_call_and_its_answer_the_call_is_made_again(folder: Path, tmp_path: Path) -> None:
-    changes = {"environment": {"class": "support.talking:Killing"}, "eval_every": 0, "steps": 4, "save_every": 2}
+@pytest.mark.parametrize("name", ["Killing", "AsyncKilling", "KillingLetters"])
+def test_killed_between_a_call_and_its_answer_the_call_is_made_again(name: str, folder: Path, tmp_path: Path) -> None:
+    """In an environment, in one whose other replies are under way, and in a game."""
+    environment = {"class": f"support.talking:{name}"} | ({"kind": "game"} if name == "KillingLetters" else {})
+    changes = {"environment": environment, "eval_every": 0, "steps": 4, "save_every": 1}
     config = config_of(folder, tmp_path, method={"name": "grpo"}, **changes)
     marker = tmp_path / "marker"
     data = Path(config.data.train)
-    rows = [json.loads(line) | {"marker": str(marker)} for line in data.read_text().splitlines()]
+    rows = [json.loads(line) | {"marker": str(marker), "topic": "x"} for line in data.read_text().splitlines()]
     write_rows(data, rows)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(config_yaml(config))

@@ -94,9 +94,9 @@ class ScaleConfig(Strict):
     @model_validator(mode="after")
     def staleness_needs_a_sampler(self) -> "ScaleConfig":
         if self.staleness and self.sampling.kind == "here":
-            raise ValueError("`staleness` needs a separate sampler: set `sampling.kind` to ray or vllm")
+            raise ValueError("`staleness` needs a separate sampler: set `scale.sampling.kind` to ray or vllm")
         if self.staleness and isinstance(self.sampling, VllmSamplingConfig) and self.sampling.url is None:
-            raise ValueError("`staleness` needs a separate sampler: set `sampling.url` to a vLLM server")
+            raise ValueError("`staleness` needs a separate sampler: set `scale.sampling.url` to a vLLM server")
         return self
 
     @model_validator(mode="after")

@@ -28,7 +28,7 @@ class Call:
     id: str | None = None
     """None where the format has none."""
     typed: bool = True
-    """Whether the values have their types. If not they are texts, whose types only the tool's schema knows."""
+    """Whether the values have their types. If not, texts may be other values, as only the tool's schema knows."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,9 @@ class SumDebate:
             "decision": verdict(p),
         }
         x, y = (sum(self.lists[side]) for side in SIDES)
-        if x != y:
+        if x == y:  # no side is right
+            log |= {"judge_right": None, "judge_probability": None}
+        else:
             higher = "X" if x > y else "Y"
             log |= {"judge_right": float(verdict(p) == higher), "judge_probability": p if higher == "X" else 1 - p}
         won = {"X": p - 0.5, "Y": 0.5 - p}

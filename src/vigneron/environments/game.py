@@ -44,7 +44,8 @@ def checked_round(given: Any, roles: Sequence[str]) -> Round:
     """The round, its messages as lists."""
     if not isinstance(given, Round):
         raise BadReply(f"a Round is needed, not {type(given).__name__}")
-    if isinstance(given.to_play, str) or not isinstance(given.to_play, Sequence):
+    listed = isinstance(given.to_play, Sequence) and not isinstance(given.to_play, str)
+    if not listed or not all(isinstance(role, str) for role in given.to_play):
         raise BadReply(f"`to_play` should be a list of roles, not {given.to_play!r}")
     if len(set(given.to_play)) < len(given.to_play):
         raise BadReply(f"`to_play` names a role twice: {list(given.to_play)!r}")

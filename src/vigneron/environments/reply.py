@@ -38,7 +38,7 @@ class Reply:
     done: bool = False
     """Whether the conversation is over."""
     log: Mapping[str, Any] = field(default_factory=dict)
-    """Figures and texts of the turn, kept with the sample."""
+    """Figures and texts of the turn, kept with the sample. None is a figure that this conversation does not have."""
 
 
 class Environment(Protocol):

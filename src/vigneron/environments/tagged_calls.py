@@ -87,11 +87,12 @@ def gemma4(raw: str) -> ParsedTurn:
 
 
 def function_gemma(raw: str) -> ParsedTurn:
-    """FunctionGemma: `<start_function_call>call:NAME{key:value,…}<end_function_call>`, texts between `<escape>`."""
-    return _gemma(raw, "<start_function_call>", "<end_function_call>", "<escape>")
+    """FunctionGemma: `<start_function_call>call:NAME{key:value,…}<end_function_call>`, texts between `<escape>`. vLLM's
+    template writes every value so; which are numbers, the tool's schema says."""
+    return _gemma(raw, "<start_function_call>", "<end_function_call>", "<escape>", typed=False)
 
 
-def _gemma(raw: str, begin: str, end: str, quote: str) -> ParsedTurn:
+def _gemma(raw: str, begin: str, end: str, quote: str, *, typed: bool = True) -> ParsedTurn:
     reader = Reader(raw, raw.find(begin))
     if reader.at < 0:
         if end in raw:
@@ -105,7 +106,7 @@ def _gemma(raw: str, begin: str, end: str, quote: str) -> ParsedTurn:
         name = checked_name(reader.until("{", f"{begin}call:").strip())
         arguments = _object(reader, quote, 1)
         reader.expect(end, f"the arguments of '{name}'")
-        calls.append(Call(name, checked_value(arguments, f"the call of '{name}'")))
+        calls.append(Call(name, checked_value(arguments, f"the call of '{name}'"), typed=typed))
     return ParsedTurn(text.rstrip(), tuple(calls))
 
 

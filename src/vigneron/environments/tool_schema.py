@@ -81,8 +81,8 @@ def _is_plain(hint: Any) -> bool:
 
 
 def checked_arguments(schema: Schema, arguments: Mapping[str, Any], typed: bool = True) -> dict[str, Any]:
-    """The arguments of a call, if they fit the tool's schema; raises `WrongArguments`. Without types they are texts:
-    a value is taken as it is where the schema allows a text, and as JSON elsewhere."""
+    """The arguments of a call, if they fit the tool's schema; raises `WrongArguments`. Without types, a text is
+    taken as it is where the schema allows one, and as JSON elsewhere."""
     parameters = schema["function"]["parameters"]
     known, required = parameters.get("properties", {}), parameters.get("required", ())
     name = schema["function"]["name"]
@@ -93,7 +93,10 @@ def checked_arguments(schema: Schema, arguments: Mapping[str, Any], typed: bool 
     for key in required:
         if key not in arguments:
             raise WrongArguments(f"missing argument '{key}' of '{name}'")
-    values = {key: value if typed else _from_text(value, known[key], key) for key, value in arguments.items()}
+    values = {
+        key: value if typed or not isinstance(value, str) else _from_text(value, known[key], key)
+        for key, value in arguments.items()
+    }
     for key, value in values.items():
         _check(value, known[key], f"argument '{key}' of '{name}'")
     return values

@@ -4,7 +4,8 @@ The policy's turns are sampled by the engine, which reads the replies into the c
 twice: a turn stays as it was sampled, and a reply is written by the chat template between two turns.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -299,9 +300,18 @@ def transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
     for turn in range(max(len(transcript.rewards) for transcript in transcripts) if rewarded else 0):
         earned = [transcript.earned[turn] for transcript in transcripts if len(transcript.rewards) > turn]
         metrics[f"turns/reward/{turn + 1}"] = sum(earned) / len(earned)
-    numbers: dict[str, float] = {}
-    for log in (log for transcript in transcripts for log in transcript.logs):
-        for name, value in log.items():
-            if isinstance(value, int | float) and abs(value) < LARGEST:
-                numbers[name] = numbers.get(name, 0.0) + value
-    return {f"turns/{name}": total / count for name, total in numbers.items()} | metrics
+    return _logged([transcript.logs for transcript in transcripts if transcript.error is None]) | metrics
+
+
+def _logged(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
+    """`turns/NAME`: the sum of a number over a conversation, on average. None says that a conversation has no such
+    number; a name that it does not log is 0 there."""
+    totals: dict[str, float] = {}
+    missing: Counter[str] = Counter()
+    for logs in conversations:
+        without = {name for log in logs for name, value in log.items() if value is None}
+        missing.update(without)
+        for name, value in (item for log in logs for item in log.items()):
+            if isinstance(value, int | float) and abs(value) < LARGEST and name not in without:
+                totals[name] = totals.get(name, 0.0) + value
+    return {f"turns/{name}": total / (len(conversations) - missing[name]) for name, total in totals.items()}

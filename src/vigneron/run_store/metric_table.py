@@ -180,11 +180,13 @@ METRICS = (
     Metric("turns/reward/TURN", "reward, turn TURN", "up", "reward by turn", TURNS,
            "What the environment gave for this turn, averaged over the conversations that have it."),
     Metric("turns/judge_right", "judge right", "up", "judge right", TURNS,
-           "Share of debates in which the judge decides right (`SumDebate`, `SumConsultancy`)."),
+           "Share of debates in which the judge decides right (`SumDebate`, `SumConsultancy`). Without those of equal "
+           "sums."),
     Metric("turns/judge_probability", "judge's probability of the right side", "up", "", TURNS,
            "Mean probability that the judge of a debate gives to the right side."),
     Metric("turns/NAME", "NAME", None, "", TURNS,
-           "A number that the environment logged: its sum over a conversation, on average."),
+           "A number that the environment logged: its sum over a conversation, on average. Without conversations whose "
+           "environment failed, and those that logged None."),
     Metric("roles/ROLE/reward", "reward, ROLE", "up", "reward by role", TURNS,
            "Mean reward of the role's samples in a game of several roles."),
     Metric("reward/overlong", "overlong penalty", "up", "", COMPONENTS,

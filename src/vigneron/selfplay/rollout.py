@@ -232,6 +232,7 @@ class Episodes:
 
     def _follow(self, rounds: Mapping[int, Round | str]) -> list[tuple[int, str]]:
         """Tell the seats what happened; whose turn it is next."""
+        to_play: list[tuple[int, str]] = []
         for episode, what in rounds.items():
             if isinstance(what, str):
                 self._stop(episode, what, None)
@@ -243,11 +244,11 @@ class Episodes:
                 seat.earn(float(what.rewards.get(role, 0.0)))
                 if seat.transcript.logs and what.log:
                     seat.transcript.logs[-1] |= dict(what.log)
-        to_play = [(e, role) for e, what in rounds.items() if isinstance(what, Round) for role in what.to_play]
-        for episode, role in to_play:
-            seat = self.seats[episode, role]
-            if not seat.unread:
-                raise UserError(f"{self.name}: it is {role!r}'s turn, which has nothing new to read: give it a message")
+            if silent := [role for role in what.to_play if not self.seats[episode, role].unread]:
+                why = f"{silent[0]!r} is to play and has nothing new to read: give it a message"
+                self._stop(episode, str(BadReply(why)), None)
+            else:
+                to_play += [(episode, role) for role in what.to_play]
         return to_play
 
     def _stop(self, episode: int, error: str | None, cut: Any) -> None:
