@@ -19,9 +19,9 @@ yet: the minutes of the plan are planned, not measured.
     consultancy    one consultant quotes to the same judge, right half of the time         the judge's accuracy
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations of a
-shorter run; ties go to the middle rate. Nim is tuned on other positions than it is scored in (`turns_rows.py`).
-Consultancy is the control of debate: its consultant is tuned to win the judge's probability, by reward, and not for the
-judge's accuracy.
+shorter run; ties go to the middle rate. Where the largest is best, the next one is tried too. Nim is tuned on other
+positions than it is scored in (`turns_rows.py`). Consultancy is the control of debate: its consultant is tuned to win
+the judge's probability, by reward, and not for the judge's accuracy.
 
 Decision rule, written before the runs. A unit counts once, with the mean of its rows: the 17 ranges of `guess`, 100
 mazes, 160 sums, 100 questions of `debate` and `consultancy`, each asked for both sides, and at Nim a set of piles.
@@ -39,11 +39,13 @@ training) minus consultancy's gain lies above 0 too: quotes at random help the j
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.pieces import Job, Plan, Study, parse, run_study
-from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_rate, smallest
-from benchmarks.study_store import Result, evaluations, mean, read_result, row_values, scores_of
+from benchmarks.study_settings import TUNING_SEED, StudySetting, rate_of, smallest, tuning
+from benchmarks.study_store import Result, evaluations, mean, row_values, scores_of
 from benchmarks.turns_results import PART, SEEDS, draw, show_all
 from benchmarks.turns_rows import facts_of, first_moves_are_legal, nim_data, unit_means, write_nim_rows
 from benchmarks.turns_warm_ups import record_of, warm_up
@@ -182,18 +184,22 @@ def measure_units(arm: Arm, job: Job, folder: RunFolder, warmed: Path) -> Result
     return {**result, **record_of(warmed)}
 
 
+def tuning_job(setting: Setting, runs: Path, name: str, rate: float) -> Job:
+    return job(setting, runs, name, rate, TUNING_SEED, tuned=False)
+
+
 def plan(setting: Setting, runs: Path) -> Plan:
     """The jobs of one rate or seed come together, so that several processes begin with different warm-ups."""
-    tuning = [job(setting, runs, name, rate, TUNING_SEED, tuned=False) for rate in setting.rates for name in ARMS]
-    tried = {name: [read_result(runs, one.name) for one in tuning if one.labels["arm"] == name] for name in ARMS}
-    rates = {name: chosen_rate(tried[name], setting.rates) for name in ARMS}
+    tried = {name: tuning(partial(tuning_job, setting, runs, name), setting.rates, runs) for name in ARMS}
+    rates = {name: rate_of(jobs, runs) for name, jobs in tried.items()}
+    by_rate = [one for jobs in zip_longest(*tried.values()) for one in jobs if one is not None]
     main = [
         job(setting, runs, name, rate, seed, tuned=True)
         for seed in setting.seeds
         for name, rate in rates.items()
         if rate is not None
     ]
-    return Plan([*tuning, *main], None in rates.values())
+    return Plan([*by_rate, *main], None in rates.values())
 
 
 # ---------------------------------------------------------------------------------------------- command line
