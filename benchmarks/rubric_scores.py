@@ -9,10 +9,9 @@ from benchmarks.study_jobs import Job
 from benchmarks.study_store import Result, evaluations, mean, row_values, scores_of
 from vigneron.config import Config, RubricRewardConfig
 from vigneron.data.prompts import Row, completion_text
-from vigneron.methods.grape_prompts import feedback_of
 from vigneron.rewards.checkers import is_exact
 from vigneron.rewards.rubric_build import build_rubric_reward
-from vigneron.rubric.prompts import revision_prompt
+from vigneron.rubric.prompts import feedback_of, revision_prompt
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.folder import RunFolder
 

@@ -163,6 +163,19 @@ def test_the_rubrics_prompts_should_lead_to_hits_that_the_bare_question_does_not
     assert "p0 is" not in said(replace(bare, prompted=replace(helped, hits=0, checked=0)), grape)
 
 
+def test_revisions_should_be_right_nearly_as_often_as_first_answers() -> None:
+    """1 of 168 is 0.006, its interval ends at 0.033; 32 of 256 is 0.125."""
+    grape = config_of({"kind": "rubric", "file": "coding"}, method={"name": "grape"})
+    helped, revised = (Sampled(hits=hits, checked=of, reward=0.5) for hits, of in ((32, 256), (1, 168)))
+    bare = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32, prompted=helped, revised=revised)
+    assert "other `revise` prompts in the rubric, with worked examples: p0 is 0.006 for revisions" in said(bare, grape)
+    assert "revise" not in said(replace(bare, revised=None), grape)
+    assert "revise" not in said(replace(bare, revised=replace(revised, hits=10)), grape), "its interval ends at 0.106"
+    assert "revise" not in said(replace(bare, prompted=replace(helped, hits=16)), grape), (
+        "half of 0.0625 is below 0.033"
+    )
+
+
 def test_which_curriculum() -> None:
     """A quarter of the prompts always right, the rest never: equally hard ones would be so in 10 %."""
     split = replace(PLAIN, hits_by_prompt=(8,) * 8 + (0,) * 24)
@@ -239,7 +252,7 @@ def test_grape_is_sampled_with_the_rubrics_prompts_too(
 ) -> None:
     """`yyyy` is right: never for the bare question, always after the rubric's prompt."""
     item = {"name": "right", "description": "It is.", "flow": "string_check", "reference": "{{ row.answer }}"}
-    category = {"items": [item], **({} if generate is None else {"generate": generate})}
+    category = {"items": [item], "revise": "Better.", **({} if generate is None else {"generate": generate})}
     (tmp_path / "rubric.yaml").write_text(yaml.safe_dump({"category_column": None, "categories": {"all": category}}))
     (tmp_path / "y.jsonl").write_text('{"prompt": "say it", "answer": "yyyy"}\n')
     recipe = write_recipe(
@@ -261,6 +274,8 @@ def test_grape_is_sampled_with_the_rubrics_prompts_too(
     with_prompt = {key: value[0] for key, value in table.items() if "with the prompt" in key}
     wanted = {"p0 with the prompt": "1.000", "mean reward with the prompt": "1.000"}
     assert with_prompt == ({} if generate is None else wanted)
+    revised = table.get("p0 of a revision", [None])[0]
+    assert revised == ("1.000" if generate is None else None), "after the prompt none is wrong"
 
 
 def test_an_answer_is_as_long_as_a_completion_that_gives_it() -> None:

@@ -31,6 +31,8 @@ TEMPTING = 2.0
 """An echo that earns more than this many times the samples' mean is what the model finds first."""
 WORTH_IT = 0.1
 """Below this, what an echo earns is not worth a warning."""
+REVISES = 0.5
+"""Revisions of wrong answers, to harder questions, should be right this share of how often first answers are."""
 ONE_SIDED = 0.5
 """Above this share of prompts that are always or never hit, a curriculum saves samples."""
 
@@ -39,13 +41,15 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     """A table of what was found, and one line per suggestion."""
     per_step = config.prompts_per_step * config.group_size
     of = f"{found.prompts} prompts × {found.samples / found.prompts:g}"
-    helped = found.prompted
+    helped, revised = found.prompted, found.revised
     more = "" if helped is None else ", and as many with the rubric's prompts"
+    more += "" if revised is None else f"; {revised.checked} revisions of wrong ones"
     yield f"probe: {found.samples} samples of the untrained model ({of}){more}"
     dense = {"reward of samples without a hit": _number(found.missed)} if _may_be_dense(config) else {}
     rows = {
         "p0, share of hits": _hits(found),
         **({} if helped is None else {"p0 with the prompt": _hits(helped)}),
+        **({} if revised is None else {"p0 of a revision": _hits(revised)}),
         f"hits in a step of {per_step}": _number(found.p0 * per_step),
         "mean reward": _number(found.reward),
         **({} if helped is None else {"mean reward with the prompt": _number(helped.reward)}),
@@ -81,6 +85,7 @@ def suggestions(found: Probe, config: Config) -> Iterator[str]:
         rewards = [*_reward(found, config)]
         yield from rewards
         yield from _prompts(found, config)
+        yield from _revisions(found)
         yield from _flat(found, config)
         if not any("contrastive" in line for line in rewards):
             yield from _echo(found, config)
@@ -130,6 +135,16 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
         yield (
             f"`method: {{name: grpo}}` as well: {both}, but even its lower bound gives {hits:.1f} hits in a step "
             "without them, and where the bare question had hits, GRPO did better than GRAPE (docs/results/grape.md)"
+        )
+
+
+def _revisions(found: Probe) -> Iterator[str]:
+    """GRAPE's revisions are sampled to be better: they should be right nearly as often as a first answer."""
+    first, revised = found.prompted or found, found.revised
+    if revised is not None and revised.checked and revised.interval[1] < REVISES * first.p0:
+        yield (
+            f"other `revise` prompts in the rubric, with worked examples: p0 is {revised.p0:.3f} for revisions of "
+            f"wrong answers and {first.p0:.3f} for first ones"
         )
 
 

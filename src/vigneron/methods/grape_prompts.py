@@ -1,6 +1,5 @@
 """The prompts that GRAPE samples from and scores after, by the rubric as it is at the time."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +13,8 @@ from vigneron.data.prompts import Row, completion_text
 from vigneron.rollout.grape_memory import EarlierResponse, row_of
 from vigneron.rubric.live_rubric import LiveRubric
 from vigneron.rubric.model import Category
-from vigneron.rubric.prompts import criteria_prompt, feedback_on, generation_prompt, hindsight_prompt, revision_prompt
+from vigneron.rubric.prompts import criteria_prompt, feedback_of, generation_prompt, hindsight_prompt, revision_prompt
 from vigneron.rubric.rows import category_of
-from vigneron.sources.verdict import Verdict
 
 # Keys of the draws of a scaffold's items, beyond those of the rollout: one for each item.
 OF_ITEMS = 2**40 + 16
@@ -87,11 +85,6 @@ class Scaffold:
 def rounded(count: float) -> int:
     """To the nearest; one half, of which the sigmoid may have taken a little, upwards."""
     return int(count + 0.5 + 1e-6)
-
-
-def feedback_of(logged: Mapping[str, Any]) -> str:
-    """The verdicts logged with a sample, as the prompt of a revision shows them."""
-    return feedback_on({name: Verdict(**entry) for name, entry in logged["items"].items()})
 
 
 def better_siblings(batch: Batch) -> list[int | None]:

@@ -155,6 +155,11 @@ def feedback_on(verdicts: Mapping[str, Verdict]) -> str:
     )
 
 
+def feedback_of(logged: Mapping[str, Any]) -> str:
+    """The verdicts logged with a sample, as a revision's prompt shows them."""
+    return feedback_on({name: Verdict(**entry) for name, entry in logged["items"].items()})
+
+
 def _rendered(template: str, key: str, texts: Mapping[str, str]) -> str:
     return render(template, NAMES[key], texts, fences=True, where=f"the rubric's `{key}`")
 

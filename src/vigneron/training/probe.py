@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from vigneron.batch import Batch
-from vigneron.config import Config, GameConfig
+from vigneron.config import Config, GameConfig, GrapeConfig
 from vigneron.core.advantages import share_without_variance
 from vigneron.core.intervals import wilson
 from vigneron.data.prompts import Row, completion_text, prompt_text
@@ -26,9 +26,10 @@ from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rewards.user_reward import RewardFailed, checked_rewards, named_errors, started
 from vigneron.rollout.build import Rollout, build_rollout
 from vigneron.rollout.grape import GrapeRollout, Mix
-from vigneron.rollout.grape_memory import Memory
+from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rubric.prompts import generation_prompt
+from vigneron.rubric.model import Rubric
+from vigneron.rubric.prompts import feedback_of, generation_prompt, revision_prompt
 from vigneron.rubric.rows import category_of
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
@@ -95,6 +96,8 @@ class Probe(Sampled):
     """Mean rewards of an empty text, of the input and of the reference answer in place of completions."""
     prompted: Sampled | None = None
     """Of GRAPE: as many samples drawn with the rubric's `generate` prompts; None if it has none."""
+    revised: Sampled | None = None
+    """Of GRAPE: revisions of the wrong ones among these; None if it revises none, or none was wrong."""
 
     @property
     def samples(self) -> int:
@@ -130,29 +133,52 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
         rollout = build_rollout(config.model_copy(update={"group_size": group_size}), policy)
         check = build_run_check(config, checker_name(config))
 
-        def sampled(by: Rollout) -> Batch:
+        def sampled(by: Rollout, of: Sequence[Row]) -> Batch:
             with phase("sample"):
-                batch = by(rows)
+                batch = by(of)
             return check(reward(batch, whole_step=False))
 
-        batch, helped = sampled(rollout), _with_generation_prompts(config, function, rollout)
-        prompted = None if helped is None else _earned(sampled(helped))
+        batch, prompted, revised = sampled(rollout, rows), None, None
+        if isinstance(function, RubricReward) and isinstance(rollout, OnPolicy):
+            prompted, revised = _with_rubric(config, function.live_rubric.rubric, rollout, rows, batch, sampled)
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
-    return replace(measured(policy, batch, rows, prompts, group_size, paid), prompted=prompted)
+    return replace(measured(policy, batch, rows, prompts, group_size, paid), prompted=prompted, revised=revised)
 
 
-def _with_generation_prompts(config: Config, function: RewardFunction, rollout: Rollout) -> Rollout | None:
-    """GRAPE's rollout of fresh answers alone; None of another method, or where the rubric has no `generate` prompt."""
-    if not (config.method.needs_rubric and isinstance(function, RubricReward) and isinstance(rollout, OnPolicy)):
-        return None
-    rubric = function.live_rubric.rubric
-    if all(category.generate is None for category in rubric.categories.values()):
-        return None
+def _with_rubric(
+    config: Config,
+    rubric: Rubric,
+    rollout: OnPolicy,
+    rows: Sequence[Row],
+    bare: Batch,
+    sampled: Callable[[Rollout, Sequence[Row]], Batch],
+) -> tuple[Sampled | None, Sampled | None]:
+    """Of GRAPE: fresh answers under the rubric's `generate` prompts, if it has any, and revisions of the wrong ones."""
 
-    def prompt(row: Row) -> Any:
+    if not isinstance(config.method, GrapeConfig):
+        return None, None
+
+    def generation(row: Row) -> Any:
         return generation_prompt(rubric.categories[category_of(rubric, row, 0, "the data")], row["prompt"])
 
-    return GrapeRollout(rollout, Mix(fresh=1.0), Memory(), prompt, lambda row, earlier: prompt(row))
+    def revision(row: Row, one: EarlierResponse) -> Any:
+        category = rubric.categories[category_of(rubric, row, 0, "the data")]
+        return revision_prompt(category, row["prompt"], one.response, one.feedback)
+
+    memory, fresh, prompted = Memory(), bare, None
+    grape = partial(GrapeRollout, rollout, memory=memory, generation_prompt=generation, revision_prompt=revision)
+    if any(category.generate is not None for category in rubric.categories.values()):
+        fresh = sampled(grape(mix=Mix(fresh=1.0)), rows)
+        prompted = _earned(fresh)
+    wrong = [i for i, verdict in enumerate(fresh.signals.correct or ()) if verdict is False]
+    if wrong and config.method.mix.revised:
+        memory.remember(fresh.rows(wrong), feedback_of)
+    revisable = [row for row in rows if memory.of(row)]
+    if not revisable:
+        return prompted, None
+    batch = sampled(grape(mix=Mix(fresh=0.0, revised=1.0)), revisable)
+    revised = [i for i, origin in enumerate(batch.samples.extras["origin"]) if origin == "revised"]  # those that fit
+    return prompted, _earned(batch.rows(revised)) if revised else None
 
 
 def _spread(rows: Sequence[Row], count: int) -> list[Row]:
