@@ -48,6 +48,22 @@ def test_what_happens_with_the_model(tmp_path: Path, name: str, changes: dict[st
     assert expected in answer.out.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Gemma 2"])
+def test_a_config_alone_is_enough_for_the_plan(tmp_path: Path, name: str) -> None:
+    """Without a file of a tokenizer transformers makes one that writes nothing, or one token. The longest prompt has 31
+    characters, three of which are taken for a token."""
+    zoo_config(name).save_pretrained(tmp_path / "model")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"prompt": "a" * size, "answer": "b"}) + "\n" for size in (7, 31, 30))
+    )
+    recipe = {**GRPO, "data": {"train": str(tmp_path / "rows.jsonl")}, "group_size": 2, "steps": 2}
+    recipe["model"] = {"name": str(tmp_path / "model"), "memory_gb": 24}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    answer = vigneron("validate", tmp_path / "tiny.yaml")
+    assert answer.code == 0, answer.err
+    assert "memory on a GPU of 24 GB, in GB, with prompts of up to 11 tokens" in answer.out
+
+
 def test_the_bundled_model_is_not_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes half a minute."""
     monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))

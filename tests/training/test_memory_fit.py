@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from support.memory_plans import config_of, weightless_llama
-from vigneron.commands.memory_lines import fitting_lines
+from vigneron.commands.memory_lines import _takes, fitting_lines
 from vigneron.config import Config
 from vigneron.errors import UserError
 from vigneron.policy.model_size import ModelSize, Weight
@@ -121,12 +121,30 @@ class TestFitting:
         config = changed(config_of(model, microbatch_tokens="auto"), every)
         search = Fitting(large, config)
         size = (large.fixed(config).fixed_bytes + 2**20) / USABLE / GB
-        found, roomier = search.fit(size), search.roomier(size)
+        found = search.fit(size)
         assert found is not None
+        roomier = search.roomier(size, found)
         assert roomier is not None
         assert found.changes == ()
         assert found.plan.microbatch_tokens < 1024 <= roomier.plan.microbatch_tokens
         assert [str(change) for change in roomier.changes] == ["model.weights=bfloat16"]
+
+    def test_larger_passes_are_offered_beside_an_adapter(self, large: RunMemory, model: Path) -> None:
+        """A base of 4 GB leaves room for one sample at a time, one in 4 bits for more."""
+        config = config_of(model, microbatch_tokens="auto")
+        adapted = changed(config, [change for change in CHANGES if change.key == "model.lora"])
+        search = Fitting(large, config)
+        size = (large.plan(adapted, 24).least_bytes + 2**20) / USABLE / GB
+        found = search.fit(size)
+        assert found is not None
+        assert [str(change) for change in found.changes] == ["model.lora={}"]
+        assert found.plan.microbatch_tokens < 1024
+        roomier = search.roomier(size, found)
+        assert roomier is not None
+        assert [str(change) for change in roomier.changes] == ["model.weights=4bit", "model.lora={}"]
+        assert roomier.plan.microbatch_tokens >= 1024
+        line = f"  or, with larger passes: model.weights=4bit model.lora={{}} ({_takes(roomier.plan)})"
+        assert line in list(fitting_lines(large, changed(config, [Change("model.memory_gb", "", size)])))
 
     def test_a_suggestion_leaves_a_margin(self, large: RunMemory, model: Path) -> None:
         """A GPU that is sold as 24 GB has 23.6, or 22.1 with error correction."""

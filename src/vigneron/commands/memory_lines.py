@@ -62,7 +62,7 @@ def fitting_lines(memory: RunMemory, config: Config) -> Iterator[str]:
         changes = " ".join(map(str, fitted.changes))
         as_it_is = f"fits {size:.4g} GB as it is" + (", and more" if size > sizes[0] else "")
         yield f"{f'to fit {size:.4g} GB: {changes}' if changes else as_it_is} ({_takes(fitted.plan)})"
-        if not search.has_room(fitted.plan) and (roomier := search.roomier(size)):
+        if not search.has_room(fitted.plan) and (roomier := search.roomier(size, fitted)):
             yield f"  or, with larger passes: {' '.join(map(str, roomier.changes))} ({_takes(roomier.plan)})"
         if not changes:
             return

@@ -74,13 +74,17 @@ def check_tokenizer_files(name: str) -> None:
     """Raise for a folder with weights and no tokenizer, of which transformers makes one without tokens. A folder
     without weights passes: its memory can be planned."""
     folder = user_path(name)
-    files = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-    weights = any(file.endswith((".safetensors", ".bin")) for file in files)
-    if weights and not any(re.search(TOKENIZER_FILE, file) for file in files):
+    if not folder.is_dir() or _has_tokenizer(folder):
+        return
+    if any(file.name.endswith((".safetensors", ".bin")) for file in folder.iterdir()):
         raise UserError(
             f"model: '{name}' has weights and no tokenizer (tokenizer.json): save the base model's there, with "
             f"`AutoTokenizer.from_pretrained(BASE).save_pretrained({name!r})`"
         )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(re.search(TOKENIZER_FILE, file.name) for file in folder.iterdir())
 
 
 def _check_layer_count(file: Path, where: str) -> None:
@@ -147,8 +151,8 @@ def local_config(name: str) -> Any:
 
 
 def local_tokenizer(name: str, *, trust_remote_code: bool = False, convert: bool = True) -> Any | None:
-    """A model's tokenizer, if its files are on this machine. Without `convert`, the bundled model's only if the cache
-    has it: converting it takes half a minute."""
+    """A model's tokenizer, if its files are on this machine: of a folder with none, transformers would make one without
+    tokens. Without `convert`, the bundled model's only if the cache has it: converting it takes half a minute."""
     from transformers import AutoTokenizer
 
     try:
@@ -156,8 +160,11 @@ def local_tokenizer(name: str, *, trust_remote_code: bool = False, convert: bool
             if name in BUNDLED_MODELS and not convert and not is_converted(name):
                 return None
             source = model_source(name)
-            if Path(source).is_dir() and name not in BUNDLED_MODELS and not trust_remote_code:
-                try_tokenizer(source, f"model: '{name}'")
+            if name not in BUNDLED_MODELS and (folder := Path(source)).is_dir():
+                if not _has_tokenizer(folder):
+                    return None
+                if not trust_remote_code:
+                    try_tokenizer(source, f"model: '{name}'")
             return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception:  # not downloaded yet, or broken, which loading the model explains
         return None

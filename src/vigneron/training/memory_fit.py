@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from itertools import chain, combinations, groupby
+from itertools import chain, groupby, product
 from math import inf
 from typing import Any, NamedTuple
 
@@ -89,10 +89,10 @@ class Fitting:
                 return next((fit for fit in chain([first], fits) if self.has_room(fit.plan)), first)
         return None
 
-    def roomier(self, gigabytes: float) -> Fit | None:
+    def roomier(self, gigabytes: float, found: Fit) -> Fit | None:
         """The changes of least cost with which passes have some size, however they change the training; whether all
-        weights are trained stays as it is."""
-        sets = (some for some in self._sets if all(change.key != "model.lora" for change in some))
+        weights are trained is as in `found`."""
+        sets = (some for some in self._sets if _adds_lora(some) == _adds_lora(found.changes))
         return next((fit for fit in self._fits(sets, USABLE * gigabytes) if self.has_room(fit.plan)), None)
 
     def _fits(self, sets: Iterable[tuple[Change, ...]], usable: float) -> Iterator[Fit]:
@@ -110,9 +110,9 @@ class Fitting:
     @cached_property
     def _sets(self) -> Sequence[tuple[Change, ...]]:
         offered = [change for change in (*CHANGES, *self._microbatches()) if self._changes_something(change)]
-        sets = [some for count in range(len(offered) + 1) for some in combinations(offered, count)]
-        sets = [some for some in sets if len({change.key for change in some}) == len(some) and self._sensible(some)]
-        return sorted(sets, key=self._cost)
+        values = [[*some, None] for _, some in groupby(offered, lambda change: change.key)]
+        sets = [tuple(change for change in some if change is not None) for some in product(*values)]
+        return sorted(filter(self._sensible, sets), key=self._cost)
 
     def _cost(self, changes: Sequence[Change]) -> tuple[int, int, int]:
         rounds = self.config.optimizer.actor_lr < SMALL_RATE and any(change.value == "bfloat16" for change in changes)
@@ -137,7 +137,7 @@ class Fitting:
         return now != change.value and not (change.key == "model.lora" and now is not None)
 
     def _sensible(self, changes: tuple[Change, ...]) -> bool:
-        adapted = self.config.model.lora is not None or any(change.key == "model.lora" for change in changes)
+        adapted = self.config.model.lora is not None or _adds_lora(changes)
         copied = (self.config.method.uses_reference or asks_reference(self.config.reward)) and not adapted
         if not copied and any(change.key == "model.offload_reference" for change in changes):
             return False
@@ -164,6 +164,10 @@ class Fitting:
         except UserError:
             return False
         return True
+
+
+def _adds_lora(changes: Sequence[Change]) -> bool:
+    return any(change.key == "model.lora" for change in changes)
 
 
 def changed(config: Config, changes: Sequence[Change]) -> Config:

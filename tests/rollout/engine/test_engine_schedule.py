@@ -47,6 +47,8 @@ class FakeDecoder:
     ends: Tensor = field(default_factory=lambda: torch.tensor([END]))
     cache: dict[int, int] = field(default_factory=dict)
     steps: int = 0
+    prefilled: list[int] = field(default_factory=list)
+    """The number of prompts in each prefill."""
 
     def __post_init__(self) -> None:
         rows = self.rows_for(self.room.rows)
@@ -59,6 +61,7 @@ class FakeDecoder:
         return 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Tensor:
+        self.prefilled.append(len(prompts))
         written = [place for some in places for place in some]
         assert len(set(written)) == len(written)
         live = self.state.running.nonzero().flatten().tolist()
@@ -201,6 +204,47 @@ def test_a_sample_begins_as_soon_as_others_have_left_their_pages() -> None:
     decoder.lengths |= dict(zip(schedule.keys.tolist(), lengths, strict=True))
     assert schedule.run().lengths_B.tolist() == lengths
     assert (schedule.capacity, decoder.steps) == (8, NEW - 1)
+
+
+def run(prompts: Sequence[Sequence[int]], lengths: Sequence[int], room: Room, *, whole: bool = True) -> FakeDecoder:
+    """The decoder after samples of these lengths."""
+    count = len(prompts)
+    request = Request(prompts, NEW, None, 3, 1, list(range(count)), 30)
+    decoder = FakeDecoder(room, False, {})
+    schedule = Schedule(decoder, request, room, Completions(torch.full((count, NEW), -1), *_blank(count, NEW)))
+    if schedule.pages is not None:
+        schedule.pages.whole = whole
+    decoder.lengths |= dict(zip(schedule.keys.tolist(), lengths, strict=True))
+    assert schedule.run().lengths_B.tolist() == list(lengths)
+    return decoder
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_row_that_is_free_takes_the_next_sample_of_a_group(paged: bool) -> None:
+    """Four samples of one prompt in two rows: the second one's 6 tokens are 5 steps after the first token, in which the
+    other row has 1 + 2 + 2. The prompt is prefilled once."""
+    room = paged_room([(2, 4)], NEW, 7, whole=True) if paged else Room(2, 21, new_tokens=NEW)
+    assert room.rows == 2
+    decoder = run([(1, 2)] * 4, [2, 6, 3, 3], room)
+    assert (decoder.steps, decoder.prefilled) == (5, [1])
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_prompt_that_no_row_has_any_more_is_prefilled_again(paged: bool) -> None:
+    """Three groups of two in three rows, two steps each: one group and a half at a time."""
+    room = paged_room([(2, 2)] * 3, NEW, 11, whole=True) if paged else Room(3, 21, new_tokens=NEW)
+    assert room.rows == 3
+    decoder = run([(1, 2 + i // 2) for i in range(6)], [3] * 6, room)
+    assert (decoder.steps, decoder.prefilled) == (2 + 2, [2, 2])
+
+
+def test_a_page_that_is_free_takes_the_next_sample_of_a_group() -> None:
+    """A prompt has a page of four; samples of up to 5 tokens, of which the cache has 4, have one each. Three begin, and
+    the last one's 3 steps after the first one's end are over with the others' 4."""
+    room = paged_room([(2, 4)], NEW, 4, whole=False)
+    assert (room.rows, room.pages) == (3, 4)
+    decoder = run([(1, 2)] * 4, [2, 5, 5, 4], room, whole=False)
+    assert (decoder.steps, decoder.prefilled) == (4, [1])
 
 
 def test_samples_that_began_last_give_up_their_pages() -> None:

@@ -1,5 +1,5 @@
-"""The sampling engine: a static cache, paged where its kernel runs, one prefill per group, and rows refilled as they
-end (continuous batching).
+"""The sampling engine: a static cache, paged where its kernel runs, prompts shared within their group, and rows
+refilled as they end (continuous batching).
 
 On a CUDA device a decode step of all rows, sampling included, is one CUDA graph, captured once for each number of rows;
 the host checks every few steps which rows have ended. On a CPU the steps run directly. `key_value_cache` has the cache.

@@ -1,7 +1,7 @@
 """Which pages of a paged cache are free, and which samples and prompts have the others.
 
-A sample gets pages as it grows, and a group is admitted if those that its samples and the running ones are expected to
-need are free. Where that was too few, the schedule preempts the samples that began last: they begin again later.
+A sample gets pages as it grows, and others begin while those that they and the running ones are expected to need are
+free. Where that was too few, the schedule preempts the samples that began last: they begin again later.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ class SharedPrompt:
     """The pages of a prompt, and the number of samples that read them."""
 
     pages: list[int]
-    users: int
+    users: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,21 @@ class Pages:
         self._sampled += sampled
         self._ended += ended
 
-    def admits(self, group: Group) -> bool:
-        """Whether there are pages for a group beside the samples that run. Alone any group is admitted."""
+    def room_for(self, prompt: int, *, shared: bool) -> int:
+        """For how many samples there are pages beside those that run, behind a prompt of so many tokens; `shared`: one
+        that has pages already. Alone at least one sample has room."""
         each = max(1, self.expected)
         growth = 0 if self.whole else sum(max(0, each - len(held.own)) for held in self.held.values())
-        needed = pages_for(len(group.prompt)) + each * len(group.samples)
-        return not self.held or needed + growth <= len(self.free)
+        left = len(self.free) - growth - (0 if shared else pages_for(prompt))
+        return max(left // each, 0 if self.held else 1)
 
-    def begin(self, group: Group) -> SharedPrompt:
-        """Give a group its prompt's pages, and each sample its first."""
-        prompt = SharedPrompt(self._take(pages_for(len(group.prompt))), len(group.samples))
+    def begin(self, group: Group, beside: int | None = None) -> None:
+        """Give samples of a prompt their first pages. They share the prompt's with the sample `beside`; without one the
+        prompt gets pages too."""
+        prompt = SharedPrompt(self._take(pages_for(len(group.prompt)))) if beside is None else self.held[beside].prompt
+        prompt.users += len(group.samples)
         for sample in group.samples:
             self.held[sample] = SamplePages(prompt, self._take(self.expected if self.whole else 1))
-        return prompt
 
     def missing(self, sample: int, tokens: int) -> int:
         """The pages that a sample lacks for so many tokens of its completion."""

@@ -1,8 +1,10 @@
-"""Assignment of samples to rows: groups are admitted to free rows, samples leave when they end, and rows are compacted
-when no group can be admitted. `conversation_schedule` lets samples go on after replies."""
+"""Assignment of samples to rows: they begin in free rows, leave when they end, and rows are compacted when no other
+sample can begin. A group need not begin at once: its later samples share the prompt's keys and values with one that
+still runs. `conversation_schedule` lets samples go on after replies."""
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -23,6 +25,10 @@ from vigneron.timing import phase
 CHECK_EVERY = {"cuda": 8, "mps": 8, "cpu": 1}
 # Steps that a GPU has to do while the host waits for the result of an earlier one.
 AHEAD = 2
+
+
+Part = tuple[Group, list[int]]
+"""Samples of a group that begin together, and their rows."""
 
 
 class Decoder(Protocol):
@@ -54,10 +60,9 @@ class Schedule:
         self, engine: Decoder, request: Request, room: Room, done: Completions, stops: StopStrings | None = None
     ) -> None:
         self.engine, self.request, self.done, self.stops = engine, request, done, stops
-        self.most_rows = room.rows
         # A stack with the longest prompt on top: prompts of similar length are prefilled together.
-        self.waiting = sorted(groups_of(request.prompt_ids, self.most_rows), key=_prompt_length)
-        self.prompts = {sample: group.prompt for group in self.waiting for sample in group.samples}
+        self.waiting = sorted(groups_of(request.prompt_ids), key=_prompt_length)
+        self.group_of = {sample: group for group in self.waiting for sample in group.samples}
         self.capacity = engine.rows_for(room.rows)
         self.size = self.capacity  # the first rows are decoded; behind them samples wait for replies
         self.state, self.device = engine.state, engine.device
@@ -121,15 +126,12 @@ class Schedule:
     def _preempt(self, samples: list[int], row_of: dict[int, int]) -> None:
         """Let samples wait for rows once more, beside others of their prompt."""
         for sample in samples:
-            prompt = self.prompts[sample]
-            same = (
-                place
-                for place, group in enumerate(self.waiting)
-                if group.prompt is prompt and len(group.samples) < self.most_rows
-            )
-            place = next(same, None)
-            others = () if place is None else self.waiting.pop(place).samples
-            insort(self.waiting, Group(prompt, (*others, sample)), key=_prompt_length)
+            group = self.group_of[sample]
+            place = next((at for at, other in enumerate(self.waiting) if other.number == group.number), None)
+            if place is None:
+                insort(self.waiting, replace(group, samples=(sample,)), key=_prompt_length)
+            else:
+                self.waiting[place] = replace(group, samples=(*self.waiting[place].samples, sample))
         rows = [row_of[sample] for sample in samples]
         for row in rows:
             self.owner[row], self.left[row] = None, 0
@@ -194,25 +196,18 @@ class Schedule:
             self._collect_ended(ended)
             ended = []
         live = sum(running)
-        fits = bool(self.waiting) and self._fits(self.waiting[-1], len(free))
-        idle = self.awaiting or not (
-            fits if self.pages is not None else self.waiting
-        )  # moving a row of pages copies no keys
-        smaller = idle and self._size_for(live) < self.size
+        fits = bool(self.waiting and free) and self._room_for(self.waiting[-1], len(free), self._cached()) > 0
+        smaller = self._size_for(live) < self.size
         if not (fits or live == 0 or smaller or any(running[self.size :])):
             return
         self._collect_ended(ended)
-        if self.waiting:
+        if fits:
             before = set(self.owner)
             self._admit(free)
             started = set(self.owner) - before
             running = [runs or owner in started for runs, owner in zip(running, self.owner, strict=True)]
         if not fits or any(running[self.size :]):
             self._arrange(running)
-
-    def _fits(self, group: Group, rows: int) -> bool:
-        """Whether a group can be admitted to so many free rows."""
-        return len(group.samples) <= rows and (self.pages is None or self.pages.admits(group))
 
     def _stays(self, row: int, running: list[bool]) -> bool:
         return running[row] or self.owner[row] in self.awaiting
@@ -245,43 +240,72 @@ class Schedule:
             size = half
         return size
 
+    def _cached(self) -> dict[int, int]:
+        """For each group with samples in rows, one of these rows: it has the prompt in its cache."""
+        return {self.group_of[owner].number: row for row, owner in enumerate(self.owner) if owner is not None}
+
+    def _room_for(self, group: Group, rows: int, cached: Mapping[int, int]) -> int:
+        """How many samples of a group can begin in so many free rows."""
+        most = min(len(group.samples), rows)
+        if self.pages is None or not most:
+            return most
+        return min(most, self.pages.room_for(len(group.prompt), shared=group.number in cached))
+
     def _admit(self, free: list[int]) -> None:
-        """Start as many groups as fit: prefill their prompts and sample each first token."""
-        groups: list[tuple[Group, list[int]]] = []
-        places: list[list[int]] = []
-        while self.waiting and self._fits(self.waiting[-1], len(free)):
+        """Start as many samples as fit. Only prompts that no row has in its cache are prefilled."""
+        cached = self._cached()
+        new: list[Part] = []
+        old: list[Part] = []
+        while self.waiting and (count := self._room_for(self.waiting[-1], len(free), cached)):
             group = self.waiting.pop()
-            if groups and not self._fits_beside(group, [group for group, _ in groups]):
-                self._start(groups, places)
-                groups, places = [], []
-            groups.append((group, free[: len(group.samples)]))
-            places.append(free[:1] if self.pages is None else self.pages.begin(group).pages)
-            free = free[len(group.samples) :]
-        if groups:
-            self._start(groups, places)
+            if count < len(group.samples):
+                self.waiting.append(replace(group, samples=group.samples[count:]))
+            part = replace(group, samples=group.samples[:count]), free[:count]
+            free = free[count:]
+            row = cached.get(group.number)
+            if self.pages is not None:
+                self.pages.begin(part[0], None if row is None else self._sample(row))
+            if row is not None:
+                old.append(part)
+                continue
+            if new and not self._fits_beside(group, [group for group, _ in new]):
+                self._start(new)
+                new = []
+            new.append(part)
+        if new:
+            self._start(new)
+        if old:
+            self._start(old, [cached[group.number] for group, _ in old])
 
     def _fits_beside(self, group: Group, others: list[Group]) -> bool:
         """Whether its prompt is more than half as long as the longest, and the padded batch within the token limit."""
         longest = len(others[0].prompt)
         return 2 * len(group.prompt) > longest and longest * (len(others) + 1) <= self.request.microbatch_tokens
 
-    def _start(self, groups: list[tuple[Group, list[int]]], places: list[list[int]]) -> None:
-        """Prefill the prompts of groups, each into its place of the cache, and sample each first token."""
+    def _start(self, parts: list[Part], cached: Sequence[int] = ()) -> None:
+        """Begin samples in their rows, and sample each first token. Their prompts are in the caches of the rows
+        `cached`; without these they are prefilled."""
         request, device = self.request, self.device
         with phase("prefill"):
-            hidden_PH = self.engine.prefill([group.prompt for group, _ in groups], places)
+            if cached:
+                peers = to_device([self._sample(row) for row in cached], device)
+                hidden_PH = self.done.prompt_hidden_BH[peers]
+            else:
+                cached = [rows[0] for _, rows in parts]
+                hidden_PH = self.engine.prefill([group.prompt for group, _ in parts], self._places(parts))
             if self.pages is None:
-                followers = [(rows[0], row) for _, rows in groups for row in rows[1:]]
+                copies = [(source, row) for source, (_, rows) in zip(cached, parts, strict=True) for row in rows]
+                copies = [(source, row) for source, row in copies if source != row]
                 self.engine.share_prompt(
-                    [source for source, _ in followers],
-                    [target for _, target in followers],
-                    max(len(group.prompt) for group, _ in groups),
+                    [source for source, _ in copies],
+                    [target for _, target in copies],
+                    max(len(group.prompt) for group, _ in parts),
                 )
             logits_PV = self.engine.logits(hidden_PH)
-            samples = [sample for group, _ in groups for sample in group.samples]
-            rows = [row for _, rows in groups for row in rows]
-            lengths = [len(group.prompt) for group, _ in groups for _ in group.samples]
-            of_prompt = [p for p, (group, _) in enumerate(groups) for _ in group.samples]
+            samples = [sample for group, _ in parts for sample in group.samples]
+            rows = [row for _, rows in parts for row in rows]
+            lengths = [len(group.prompt) for group, _ in parts for _ in group.samples]
+            of_prompt = [p for p, (group, _) in enumerate(parts) for _ in group.samples]
             offsets = [self.engine.position_offset(length) for length in lengths]
             at, sample, length, prompt, offset = to_device(
                 [rows, samples, lengths, of_prompt, offsets], device
@@ -294,6 +318,12 @@ class Schedule:
             self.done.prompt_hidden_BH[sample] = hidden_PH[prompt].to(self.done.prompt_hidden_BH.dtype)
         for row, owner in zip(rows, samples, strict=True):
             self.owner[row], self.left[row] = owner, request.max_new_tokens - 1
+
+    def _places(self, parts: list[Part]) -> list[list[int]]:
+        """Where the prompts of groups are written: their pages, or the first row of each."""
+        if self.pages is None:
+            return [rows[:1] for _, rows in parts]
+        return [self.pages.held[group.samples[0]].prompt.pages for group, _ in parts]
 
     def _pages_of(self, samples: list[int]) -> Tensor:
         """The pages of samples, as rows have them."""
