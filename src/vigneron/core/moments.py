@@ -3,6 +3,10 @@ per value, an index into a dynamic map (Dettmers et al. 2022, arXiv 2110.02861).
 
 As in bitsandbytes and torchao, tensors below 4,096 values keep float32. One deviation from both: the second moment is
 never rounded to 0, because the next step would be m/ε instead of m/√v (Li et al. 2023, arXiv 2309.01507, "zero point").
+
+Neither library's optimizer is used: bitsandbytes rounds weights in bfloat16 to the nearest, which loses small steps;
+torchao draws its rounding from torch's global generator, and its state is a tensor subclass, which safetensors cannot
+hold. CONTRIBUTING.md has more.
 """
 
 from collections.abc import Iterable
