@@ -18,7 +18,7 @@ model, trained on the pairs of `train`, prefers the answer to the untrained mode
 
 Learning rates: every arm's is chosen on tuning data with seed 100, at k = 2 for each number of samples, from RATES by
 the mean accuracy of all evaluations (ties: the middle rate); in the open task from RATES (SFT: SFT_RATES) together with
-the stopping point, by retrieval. Where the largest rate is best, the next one is tried too.
+the stopping point, by retrieval. Where a rate at the edge is best, the next one is tried too.
 
 Decision rule, written before the runs. Intervals are of the paired difference to the binary arm, by a bootstrap over
 seeds and held-out rows, 95 %. A run's score is `area`, the mean held-out accuracy of all its evaluations after step 0.
@@ -53,7 +53,17 @@ from benchmarks.dense_scores import (
 )
 from benchmarks.pieces import Study, parse, run_study
 from benchmarks.study_jobs import Job, Plan, available, is_done, result_of
-from benchmarks.study_settings import TUNING_SEED, StudySetting, middle, rate_of, smallest, tuning, tuning_table
+from benchmarks.study_settings import (
+    TUNING_SEED,
+    StudySetting,
+    chosen_label,
+    current,
+    middle,
+    rate_of,
+    smallest,
+    tuning,
+    tuning_table,
+)
 from benchmarks.study_store import Result
 
 TUNED_LEVEL = 2
@@ -183,11 +193,6 @@ def open_tuning_job(setting: Setting, arm: str, rate: float) -> Job:
     return open_job(setting, arm, rate, setting.open_steps, TUNING_SEED, tuned=False)
 
 
-def rate_of_stop(tried: Sequence[Result | None], _: Sequence[float]) -> float | None:
-    stop = chosen_stop(tried)
-    return None if stop is None else stop[0]
-
-
 def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened: Sequence[str], runs: Path) -> Plan:
     """Measure p₀ and tune; then what each arm's tuning allows."""
     tasks = [*(f"opposites-{level}" for level in LEVELS), "instructions"]
@@ -213,7 +218,7 @@ def plan(setting: Setting, arms: Sequence[str], crossing: Sequence[str], opened:
     stops: dict[str, tuple[float, int]] = {}
     for arm in opened:
         rates = setting.sft_rates if arm == "sft" else setting.rates
-        tried = tuning(partial(open_tuning_job, setting, arm), rates, runs, rate_of_stop)
+        tried = tuning(partial(open_tuning_job, setting, arm), rates, runs)
         jobs += tried
         stop = chosen_stop([result_of(job, runs) for job in tried])
         stops |= {} if stop is None else {arm: stop}
@@ -234,7 +239,15 @@ def crossing_cell(setting: Setting, runs: Path) -> tuple[int, int] | None:
     return min(cells, key=lambda cell: abs(math.log10(hits(p0[cell[0]] or {}, cell[1]))))
 
 
-def show(results: Sequence[Result], figure: Path | None) -> None:
+def chosen_labels(tried: Sequence[Result]) -> Mapping[str, float | None]:
+    if tried[0]["part"] != "open":
+        return chosen_label(tried)
+    rate, steps = chosen_stop(tried) or (None, None)
+    return {"rate": rate, "steps": steps}
+
+
+def show(every: Sequence[Result], figure: Path | None) -> None:
+    results = current(every, lambda one: (one["part"], one["arm"], one.get("samples")), chosen_labels)
     tried = tuning_table(results, "opposites", lambda one: f"{one['arm']}, {one['samples']} samples")
     print(show_p0(results), tried, show_opposites(results), show_open(results), sep="\n\n")
     if figure is not None:

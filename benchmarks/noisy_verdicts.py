@@ -9,7 +9,6 @@ its reward is Σ φⱼ τⱼ / Σ φⱼ: a rubric whose items have the weights �
 """
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,8 +57,10 @@ def exact(prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequenc
 NEXT = ("hasty", "guessing", "careful")
 
 
-def log_odds(error: float) -> float:
-    return math.log((1 - error) / error)
+def inverse_variance(error: float) -> float:
+    """(verdict − ε)/(1 − 2ε) is right on average and has the variance ε(1 − ε)/(1 − 2ε)²; of several such, the mean
+    weighted by the inverse has the least variance (Lemma 8.1). On the verdict itself the weight is:"""
+    return (1 - 2 * error) / (error * (1 - error))
 
 
 CONFIDENCES: dict[str, dict[str, float]] = {
@@ -67,12 +68,12 @@ CONFIDENCES: dict[str, dict[str, float]] = {
     "flat": dict.fromkeys(ERRORS, 1.0),
     "stated": {judge: 1 - error for judge, error in ERRORS.items()},
     "above chance": {judge: 1 - 2 * error for judge, error in ERRORS.items()},
-    "log-odds": {judge: log_odds(error) for judge, error in ERRORS.items()},
-    "shuffled": {judge: log_odds(ERRORS[other]) for judge, other in zip(ERRORS, NEXT, strict=True)},
+    "inverse variance": {judge: inverse_variance(error) for judge, error in ERRORS.items()},
+    "shuffled": {judge: inverse_variance(ERRORS[other]) for judge, other in zip(ERRORS, NEXT, strict=True)},
 }
 """The confidence of each judge in each arm. clean: no noise. flat: not used. stated: the probability of being right, as
-a calibrated judge states it. above chance: what is left of it, 1 − 2ε. log-odds: ln((1 − ε)/ε), the right weight of
-independent judges. shuffled: that of the next judge."""
+a calibrated judge states it. above chance: what is left of it, 1 − 2ε. inverse variance: the
+weights of the mean that is nearest to the truth, if judges err independently. shuffled: that of the next judge."""
 
 
 def rubric_file(arm: str, folder: Path) -> Path:

@@ -17,7 +17,7 @@ KINDS = {"form hidden": HIDDEN, "form stated": STATED}
 BASELINES = ("grpo", "rejection")
 ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "grape-failures")
 ASKED = {"bare": "without the prompt", "prompted": "with it", "revised": "revising a wrong answer"}
-RIGHT = "log-odds"
+RIGHT = "inverse variance"
 """The right weights."""
 # Rules 1 and 2.
 BEATS_BY, LOSES_BY = 0.05, 0.02

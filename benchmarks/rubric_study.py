@@ -19,11 +19,12 @@ bare question, under the generation prompt, and as revisions of wrong answers.
 **Confidence.** Antonyms, GRPO with advantages divided by their spread (so that arms differ in what they prefer, not in
 scale), 10 × 10 samples; the reward is the mean of three judges whose verdicts are wrong with the probabilities 0.05,
 0.25 and 0.45, weighted by their confidences (`noisy_verdicts.py`). Arms: clean (no noise), flat (no confidences),
-stated (1 − ε), above chance (1 − 2ε), log-odds (ln((1 − ε)/ε), the right weights of independent judges), shuffled
-(log-odds of another judge). Held-out accuracy is exact.
+stated (1 − ε), above chance (1 − 2ε), inverse variance ((1 − 2ε)/(ε(1 − ε)): the mean of independent judges that is
+nearest to the truth), shuffled (that of another judge). Held-out accuracy is exact.
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations over
-the categories (confidence: accuracy); ties go to the middle rate. Where the largest is best, the next one is tried too.
+the categories (confidence: accuracy); ties go to the middle rate. Where a rate at the edge is best, the next one is
+tried too.
 
 Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
 rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three evaluations.
@@ -34,8 +35,8 @@ rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three e
    is, the page says so. Categories are shown, and decide nothing: of 20 rows, one in two loses something by chance.
 3. The best GRAPE arm, for the default, is that with the highest mean over the eight categories, if its lower bound
    against `grape-paper` is above 0; else the paper's form stays.
-4. Confidences PAY if `log-odds` beats `flat` with a lower bound above 0, and `shuffled` does not. They are SPURIOUS if
-   `shuffled` does as well. Else they make NO DIFFERENCE. `stated` and `above chance` are shown beside.
+4. Confidences PAY if `inverse variance` beats `flat` with a lower bound above 0, and `shuffled` does not. They are
+   SPURIOUS if `shuffled` does as well. Else they make NO DIFFERENCE. `stated` and `above chance` are shown beside.
 """
 
 import json
@@ -50,7 +51,16 @@ from benchmarks.pieces import Study, parse, run_study
 from benchmarks.rubric_results import ASKED, draw, show_categories, show_confidence, show_success
 from benchmarks.rubric_scores import RUBRIC, finish_categories, measure_success
 from benchmarks.study_jobs import Job, Plan, available
-from benchmarks.study_settings import TUNING_SEED, StudySetting, rate_of, smallest, tuning, tuning_table
+from benchmarks.study_settings import (
+    TUNING_SEED,
+    StudySetting,
+    chosen_label,
+    current,
+    rate_of,
+    smallest,
+    tuning,
+    tuning_table,
+)
 from benchmarks.study_store import Result, write_once
 from vigneron.data.tasks import load_task
 from vigneron.recipe import load_config
@@ -151,7 +161,8 @@ def category_job(setting: Setting, runs: Path, arm: str, rate: float, seed: int,
         f"max_new_tokens={setting.tokens}",
         *setting.run_changes(steps, seed, rate),
     )
-    labels = {"part": "categories", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed}
+    prompts = {"rubric": read_rubric(RUBRIC).version} if arm.startswith("grape") else {}
+    labels = {"part": "categories", "tuned": tuned, "arm": arm, "rate": rate, "seed": seed, **prompts}
     planned = setting.planned(arm, steps)
     job = Job(name, "grpo-study", changes, labels, planned, row_score="reward", finish=finish_categories)
     return replace(job, prepare=lambda: write_data(runs))
@@ -186,7 +197,8 @@ def success_job(setting: Setting, runs: Path, asked: str) -> Job:
         f"max_new_tokens={setting.tokens}",
         "eval_every=0",
     )
-    labels = {"part": "success", "asked": asked, "each": setting.samples_each}
+    prompts = {"rubric": read_rubric(RUBRIC).version} if asked == "revised" else {}
+    labels = {"part": "success", "asked": asked, "each": setting.samples_each, **prompts}
     job = Job(name, "grpo-study", changes, labels, SUCCESS_S, instead=measure_success)
     return replace(job, prepare=lambda: write_data(runs))
 
@@ -214,7 +226,8 @@ def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs
 # ---------------------------------------------------------------------------------------------- command line
 
 
-def show(results: Sequence[Result], figure: Path | None) -> None:
+def show(every: Sequence[Result], figure: Path | None) -> None:
+    results = current(every, lambda one: (one["part"], one["arm"]), chosen_label)
     tables = [tuning_table(results, part, lambda one: one["arm"]) for part in ("categories", "confidence")]
     print(show_success(results), *tables, show_categories(results), show_confidence(results), sep="\n\n")
     if figure is not None:

@@ -71,9 +71,11 @@ class Job:
         return load_config(self.recipe, list(self.changes))
 
     def key(self, runs: Path) -> str:
-        """Of all that makes the job another one. Its name does not say all: a learning rate may be chosen anew, a model
-        be another one. Where the folder lies does not count."""
-        described = json.dumps([config_text(self.recipe, self.changes), dict(self.labels)], sort_keys=True)
+        """Of its config and its labels. Its name does not say all: a learning rate may be chosen anew, or a model be
+        another one. Where the folder lies does not count; what a file says does where a label repeats it."""
+        described = json.dumps(
+            [config_text(self.recipe, self.changes), dict(self.labels)], sort_keys=True, ensure_ascii=False
+        )
         return hashlib.sha256(described.replace(str(runs.resolve()), "RUNS").encode()).hexdigest()[:16]
 
 

@@ -1,9 +1,11 @@
 """What the studies in pieces (`dense_study`, `rubric_study`) share: model, seeds, evaluation, the choice of a rate, and
 the time that is planned."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.paired import table
 from benchmarks.study_jobs import Job, result_of
@@ -69,27 +71,58 @@ def chosen_rate(tried: Sequence[Result | None], rates: Sequence[float]) -> float
     return middle(rates) if middle(rates) in best else min(best)
 
 
-def tuning(
-    make: Callable[[float], Job],
-    rates: Sequence[float],
-    runs: Path,
-    choose: Callable[[Sequence[Result | None], Sequence[float]], float | None] = chosen_rate,
-) -> list[Job]:
-    """The tuning runs of an arm. Where the largest rate is chosen, the next one is tried too: no arm is judged at the
-    edge of what was tried. A single rate is no choice."""
+FURTHER = 2
+"""Rates beyond each edge of the grid that may be tried."""
+DIGITS = (1, 2, 5)
+
+
+def tuning(make: Callable[[float], Job], rates: Sequence[float], runs: Path) -> list[Job]:
+    """The tuning runs of an arm, by rate. Where the largest or the smallest rate is better than its neighbour, the next
+    one is tried too: no arm is judged at the edge of what was tried. A single rate is no choice."""
     tried = list(rates)
-    while True:
-        jobs = [make(rate) for rate in tried]
-        chosen = choose([result_of(job, runs) for job in jobs], tried)
-        if chosen is None or len(rates) == 1 or chosen < tried[-1]:
-            return jobs
-        tried.append(next_rate(tried[-1]))
+    for further in (next_rate, previous_rate) if len(rates) > 1 else ():
+        for _ in range(FURTHER):
+            beside, edge = tried[-2:] if further is next_rate else (tried[1], tried[0])
+            results = [found for rate in tried if (found := result_of(make(rate), runs)) is not None]
+            areas = {found["rate"]: found["area"] for found in results}
+            if len(areas) < len(tried) or areas[edge] < max(areas.values()) or areas[edge] == areas[beside]:
+                break
+            tried = [*tried, further(edge)] if further is next_rate else [further(edge), *tried]
+    return [make(rate) for rate in tried]
 
 
 def next_rate(rate: float) -> float:
-    """1, 2, 5, 10, …"""
-    digit, exponent = f"{rate:.0e}".split("e")
-    return float(f"{ {'1': '2', '2': '5', '5': '10'}[digit] }e{exponent}")
+    """1, 2, 5, 10, …: the first of these that is larger."""
+    power = 10.0 ** math.floor(math.log10(rate))
+    return min(_round(digit * power) for digit in (*DIGITS, 10) if digit * power > rate * 1.01)
+
+
+def previous_rate(rate: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rate))
+    return max(_round(digit * power) for digit in (0.5, *DIGITS) if digit * power < rate * 0.99)
+
+
+def _round(rate: float) -> float:
+    return float(f"{rate:.0e}")
+
+
+def current(
+    results: Sequence[Result],
+    group: Callable[[Result], Hashable],
+    chosen: Callable[[Sequence[Result]], Mapping[str, Any]],
+) -> list[Result]:
+    """Without runs that tuning would not choose any more: a later rate was better, and they are to be done again.
+    `chosen`: the labels that a group's tuning runs choose."""
+    tried: dict[Hashable, list[Result]] = {}
+    for one in results:
+        if one.get("tuned") is False:
+            tried.setdefault(group(one), []).append(one)
+    labels = {key: chosen(some) for key, some in tried.items()}
+    return [one for one in results if not one.get("tuned") or labels.get(group(one), {}).items() <= one.items()]
+
+
+def chosen_label(tried: Sequence[Result]) -> dict[str, float | None]:
+    return {"rate": chosen_rate(tried, sorted(one["rate"] for one in tried))}
 
 
 def tuning_table(rows: Sequence[Result], part: str, arm: Callable[[Result], str]) -> str:

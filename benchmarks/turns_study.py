@@ -19,7 +19,7 @@ yet: the minutes of the plan are planned, not measured.
     consultancy    one consultant quotes to the same judge, right half of the time         the judge's accuracy
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations of a
-shorter run; ties go to the middle rate. Where the largest is best, the next one is tried too. Nim is tuned on other
+shorter run; ties go to the middle rate. Where one at the edge is best, the next is tried too. Nim is tuned on other
 positions than it is scored in (`turns_rows.py`). Consultancy is the control of debate: its consultant is tuned to win
 the judge's probability, by reward, and not for the judge's accuracy.
 
@@ -44,7 +44,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.pieces import Job, Plan, Study, parse, run_study
-from benchmarks.study_settings import TUNING_SEED, StudySetting, rate_of, smallest, tuning
+from benchmarks.study_settings import TUNING_SEED, StudySetting, chosen_label, current, rate_of, smallest, tuning
 from benchmarks.study_store import Result, evaluations, mean, row_values, scores_of
 from benchmarks.turns_results import PART, SEEDS, draw, show_all
 from benchmarks.turns_rows import facts_of, first_moves_are_legal, nim_data, unit_means, write_nim_rows
@@ -205,7 +205,8 @@ def plan(setting: Setting, runs: Path) -> Plan:
 # ---------------------------------------------------------------------------------------------- command line
 
 
-def show(results: Sequence[Result], figure: Path | None) -> None:
+def show(every: Sequence[Result], figure: Path | None) -> None:
+    results = current(every, lambda one: one["arm"], chosen_label)
     print(show_all(results))
     if figure is not None:
         draw(results, figure)

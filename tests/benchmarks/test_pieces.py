@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.dense_study import RATES, Setting, opposites_job
 from benchmarks.study_jobs import KEY, Job, Plan, do, is_of, work
 from benchmarks.study_store import claimed, finished_jobs, read_result, unpack, working, write_result
 
-from benchmarks import dense_study, pieces, rubric_study, study_jobs, study_settings, study_store
+from benchmarks import dense_study, pieces, rubric_study, study_jobs, study_settings, study_store, turns_study
 from support.tiny_models import long_tiny_folder
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
@@ -393,25 +394,57 @@ def test_sigterm_stops_the_workers(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_where_the_largest_rate_is_best_the_next_is_tried(tmp_path: Path) -> None:
-    def tried(rate: float) -> Job:
-        return measuring(f"tune-{rate:g}", rate=rate)
+def tried_rate(rate: float) -> Job:
+    return measuring(f"tune-{rate:g}", rate=rate)
 
-    def finished(rate: float, area: float) -> None:
-        job = tried(rate)
-        (tmp_path / job.name).mkdir()
-        write_result(tmp_path, job.name, {"key": job.key(tmp_path), "rate": rate, "area": area})
 
-    def rates() -> list[float]:
-        return [job.labels["rate"] for job in study_settings.tuning(tried, (1e-5, 2e-5, 5e-5), tmp_path)]
+def tried_rates(runs: Path, areas: Mapping[float, float], rates: Sequence[float]) -> list[float]:
+    """The rates of a grid that are tried in the end, if these areas are found."""
+    while True:
+        tried = [job.labels["rate"] for job in study_settings.tuning(tried_rate, rates, runs)]
+        missing = [rate for rate in tried if not (runs / tried_rate(rate).name).exists()]
+        if not missing:
+            return tried
+        for rate in missing:
+            job = tried_rate(rate)
+            (runs / job.name).mkdir(parents=True)
+            write_result(runs, job.name, {"key": job.key(runs), "rate": rate, "area": areas[rate]})
 
-    for rate, area in ((1e-5, 0.1), (2e-5, 0.2), (5e-5, 0.3)):
-        assert rates() == [1e-5, 2e-5, 5e-5]
-        finished(rate, area)
-    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4]
-    finished(1e-4, 0.4)
-    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4]
-    finished(2e-4, 0.4)
-    assert rates() == [1e-5, 2e-5, 5e-5, 1e-4, 2e-4]
-    assert study_settings.rate_of([tried(rate) for rate in rates()], tmp_path) == 1e-4
-    assert len(study_settings.tuning(tried, (2e-4,), tmp_path)) == 1, "one rate is no choice"
+
+def test_where_a_rate_at_the_edge_is_best_the_next_is_tried(tmp_path: Path) -> None:
+    grid = (1e-5, 2e-5, 5e-5)
+    up = {1e-5: 0.1, 2e-5: 0.2, 5e-5: 0.3, 1e-4: 0.4, 2e-4: 0.4}
+    assert tried_rates(tmp_path / "up", up, grid) == [*grid, 1e-4, 2e-4]
+    jobs = study_settings.tuning(tried_rate, grid, tmp_path / "up")
+    assert study_settings.rate_of(jobs, tmp_path / "up") == 1e-4, "of equals the smaller"
+    assert tried_rates(tmp_path / "inside", {1e-5: 0.1, 2e-5: 0.3, 5e-5: 0.2}, grid) == [*grid]
+    down = {rate: 1 - rate for rate in (1e-6, 2e-6, 5e-6, *grid)}
+    assert tried_rates(tmp_path / "down", down, grid) == [2e-6, 5e-6, *grid], "at most two more"
+    assert tried_rates(tmp_path / "flat", dict.fromkeys(grid, 0.0), grid) == [*grid]
+    assert tried_rates(tmp_path / "one", {2e-5: 0.5}, (2e-5,)) == [2e-5], "one rate is no choice"
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [dense_study.RATES, dense_study.SFT_RATES, rubric_study.RATES, rubric_study.CONFIDENCE_RATES, turns_study.RATES],
+)
+def test_the_grid_of_every_study_goes_on(rates: Sequence[float]) -> None:
+    assert study_settings.previous_rate(rates[0]) < rates[0]
+    assert study_settings.next_rate(rates[-1]) > rates[-1]
+    assert study_settings.previous_rate(rates[0]) == pytest.approx(rates[0] / 2, rel=0.34)
+    assert study_settings.next_rate(rates[-1]) == pytest.approx(rates[-1] * 2, rel=0.26)
+
+
+def test_the_rates_by_hand() -> None:
+    assert [study_settings.next_rate(rate) for rate in (1e-5, 2e-5, 3e-5, 5e-5, 1e-4)] == [2e-5, 5e-5, 5e-5, 1e-4, 2e-4]
+    assert [study_settings.previous_rate(rate) for rate in (1e-5, 2e-5, 3e-6, 5e-6)] == [5e-6, 1e-5, 2e-6, 2e-6]
+
+
+def test_a_run_at_a_rate_that_is_not_chosen_any_more_is_not_shown() -> None:
+    def one(arm: str, rate: float, area: float | None = None) -> study_store.Result:
+        return {"arm": arm, "rate": rate, "tuned": area is None, "area": area or 0.0}
+
+    tuning = [one("a", 1e-5, 0.1), one("a", 2e-5, 0.3), one("a", 5e-5, 0.2)]
+    runs = [one("a", 1e-5), one("a", 2e-5), one("b", 5e-5), {"part": "p0"}]
+    found = study_settings.current([*tuning, *runs], lambda row: row["arm"], study_settings.chosen_label)
+    assert found == [*tuning, one("a", 2e-5), one("b", 5e-5), {"part": "p0"}]

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert "| form hidden | grape-paper |" in shown
     assert "| form hidden | grape-paper |  |  | not yet" not in shown
     assert "not yet (1 of 4 seeds)" in shown
-    assert "Confidence: not yet (log-odds)." in shown
+    assert "Confidence: not yet (inverse variance)." in shown
     assert figure.read_text().startswith("<svg")
     assert rubric_study.main(common) == 0
     assert "all jobs are done" in capsys.readouterr().out
@@ -121,7 +123,7 @@ def test_the_judges_errors_are_independent() -> None:
 def test_confidences_as_weights_give_the_reward_of_equation_15(tmp_path: Path) -> None:
     """Constant confidences with equal weights, against weights with all confidences 1."""
     scores_BJ = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
-    for arm in ("stated", "above chance", "log-odds", "shuffled"):
+    for arm in ("stated", "above chance", "inverse variance", "shuffled"):
         rubric = read_rubric(str(noisy_verdicts.write_rubric(arm, tmp_path)))
         weights_J = torch.tensor([item.weight for item in rubric.categories["right"].items])
         by_weight = grape_reward(scores_BJ, torch.ones(3, 3), weights_J)
@@ -130,11 +132,33 @@ def test_confidences_as_weights_give_the_reward_of_equation_15(tmp_path: Path) -
 
 
 def test_confidences_by_hand() -> None:
-    """ln(0.95/0.05) = ln 19, ln(0.75/0.25) = ln 3, ln(0.55/0.45) = 0.2007; shuffled: those of the next judge."""
+    """0.9/(0.05 × 0.95) = 18.95, 0.5/(0.25 × 0.75) = 2.67, 0.1/(0.45 × 0.55) = 0.404; shuffled: the next judge's."""
     found = noisy_verdicts.CONFIDENCES
     assert found["above chance"] == pytest.approx({"careful": 0.9, "hasty": 0.5, "guessing": 0.1})
-    assert found["log-odds"] == pytest.approx({"careful": 2.9444, "hasty": 1.0986, "guessing": 0.2007}, abs=1e-4)
-    assert found["shuffled"] == pytest.approx({"careful": 1.0986, "hasty": 0.2007, "guessing": 2.9444}, abs=1e-4)
+    assert found["inverse variance"] == pytest.approx({"careful": 18.947, "hasty": 2.667, "guessing": 0.404}, abs=1e-3)
+    assert found["shuffled"] == pytest.approx({"careful": 2.667, "hasty": 0.404, "guessing": 18.947}, abs=1e-3)
+
+
+def test_inverse_variance_is_the_mean_that_is_nearest_to_the_truth() -> None:
+    """All eight verdicts of three judges on a right and on a wrong answer, each as likely: no other weights of the mean
+    correlate more with the truth."""
+    errors = torch.tensor(list(noisy_verdicts.ERRORS.values()), dtype=torch.float64)
+    verdicts_VJ = torch.tensor(list(product((0.0, 1.0), repeat=3)), dtype=torch.float64)
+    right_V, wrong_V = (torch.where(verdicts_VJ == truth, 1 - errors, errors).prod(1) / 2 for truth in (1.0, 0.0))
+
+    def correlation(weights: Mapping[str, float]) -> float:
+        reward_V = verdicts_VJ @ torch.tensor([weights[judge] for judge in noisy_verdicts.ERRORS], dtype=torch.float64)
+        probability_V = right_V + wrong_V
+        mean = (probability_V * reward_V).sum()
+        spread = (probability_V * (reward_V - mean) ** 2).sum().sqrt()
+        return float((right_V * (reward_V - mean)).sum() / (0.5 * spread))
+
+    found = {arm: correlation(noisy_verdicts.CONFIDENCES[arm]) for arm in ("flat", "above chance", "inverse variance")}
+    assert found == pytest.approx({"flat": 0.734, "above chance": 0.875, "inverse variance": 0.906}, abs=1e-3)
+    best = noisy_verdicts.CONFIDENCES["inverse variance"]
+    for judge in noisy_verdicts.ERRORS:
+        for factor in (0.9, 1.1):
+            assert correlation({**best, judge: factor * best[judge]}) < found["inverse variance"]
 
 
 def test_a_judge_says_the_same_of_what_the_check_holds_equal() -> None:
@@ -248,24 +272,24 @@ def test_rule_3() -> None:
 
 def test_rule_4() -> None:
     better, same = difference(0.1, 0.01), difference(0.1, -0.01)
-    assert confidence_verdict({"log-odds": better, "stated": same, "shuffled": same}) == "confidences pay"
-    assert confidence_verdict({"log-odds": better, "stated": same, "shuffled": better}) == "spurious"
-    assert confidence_verdict({"log-odds": same, "stated": better, "shuffled": better}) == "no difference"
+    assert confidence_verdict({"inverse variance": better, "stated": same, "shuffled": same}) == "confidences pay"
+    assert confidence_verdict({"inverse variance": better, "stated": same, "shuffled": better}) == "spurious"
+    assert confidence_verdict({"inverse variance": same, "stated": better, "shuffled": better}) == "no difference"
 
 
 def test_rule_4_waits_for_the_arms_it_needs() -> None:
     better, same = difference(0.1, 0.01), difference(0.1, -0.01)
-    assert confidence_verdict({}) == "not yet (log-odds)"
-    assert confidence_verdict({"log-odds": better}) == "not yet (shuffled)"
-    assert confidence_verdict({"log-odds": same}) == "no difference", "shuffled cannot change it"
-    arms = ("flat", "stated", "log-odds", "shuffled")
+    assert confidence_verdict({}) == "not yet (inverse variance)"
+    assert confidence_verdict({"inverse variance": better}) == "not yet (shuffled)"
+    assert confidence_verdict({"inverse variance": same}) == "no difference", "shuffled cannot change it"
+    arms = ("flat", "stated", "inverse variance", "shuffled")
     own = [
         {"part": "confidence", "tuned": True, "arm": arm, "seed": seed, "scores": {"last": [0.5 + at, 0.5 + at]}}
         for at, arm in enumerate(arms[:3])
         for seed in range(4)
     ]
     assert "Confidence: not yet (shuffled)." in show_confidence(own)
-    assert "Confidence: not yet (log-odds)." in show_confidence([one for one in own if one["seed"]])
+    assert "Confidence: not yet (inverse variance)." in show_confidence([one for one in own if one["seed"]])
 
 
 def test_scores_are_sorted_by_category() -> None:

@@ -102,6 +102,14 @@ def test_revisions_are_of_the_last_iteration() -> None:
     assert [one.response for one in memory.of(ROWS[0])] == [str(text) for text in second.samples.completions[:4]]
 
 
+def test_a_question_without_a_column_that_others_have_is_revised_too() -> None:
+    memory, rows = Memory(), [{"prompt": "a", "answer": "b", "note": "c"}, {"prompt": "d", "answer": "e"}]
+    rollout = evolving(Mix(0.0, 1.0), memory)
+    memory.remember(rewarded(rollout(rows, 0)), str)
+    assert [len(memory.of(row)) for row in rows] == [4, 4]
+    assert set(rollout(rows, 1).samples.extras["origin"]) == {"revised"}
+
+
 def test_revisions_end_at_stop_strings_too() -> None:
     """And a revision is of a text that one has ended."""
     memory, stops = Memory(), tuple("abcdefghijklmnopqrstuvwxyz")

@@ -173,7 +173,8 @@ def _with_rubric(
     wrong = [i for i, verdict in enumerate(fresh.signals.correct or ()) if verdict is False]
     if wrong and config.method.mix.revised:
         memory.remember(fresh.rows(wrong), feedback_of)
-    revisable = [row for row in rows if memory.of(row)]
+    prepared = (lambda row: row) if rollout.environments is None else rollout.environments.prepared
+    revisable = [row for row in rows if memory.of(prepared(row))]
     if not revisable:
         return prompted, None
     batch = sampled(grape(mix=Mix(fresh=0.0, revised=1.0)), revisable)
