@@ -74,7 +74,7 @@ def test_a_key_without_effect_is_refused(keys: dict[str, Any], line: str) -> Non
 
 
 def test_staleness_needs_a_server() -> None:
-    with pytest.raises(ValidationError, match=r"set `sampling.url` to a vLLM server"):
+    with pytest.raises(ValidationError, match=r"set `scale.sampling.url` to a vLLM server"):
         ScaleConfig(sampling=LOCAL, staleness=1)
     assert ScaleConfig(sampling=VllmSamplingConfig(kind="vllm", url="http://127.0.0.1:1"), staleness=1).staleness == 1
 
