@@ -30,7 +30,7 @@ def row_of(batch: Batch, i: int) -> Row:
 
 
 def _question_key(row: Row) -> str:
-    """A hash of all columns: the same text in two categories is two questions. Batches write a missing column as None."""
+    """A hash of all columns: the same text in two categories is two questions. In a batch a missing column is None."""
     columns = {name: value for name, value in row.items() if value is not None}
     return hashlib.sha256(json.dumps(columns, sort_keys=True, default=str).encode()).hexdigest()
 
