@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Barrier
 
 import pytest
 
@@ -19,6 +19,7 @@ from support.servers import (
     Seen,
     Sent,
     chat,
+    expiring_key,
     hurry_only,
     interrupted_twice,
     port_of_nobody,
@@ -174,16 +175,7 @@ def test_a_preflight_is_one_small_question(tmp_path: Path) -> None:
 def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both that are then under way are refused, and what comes after them is held until the judge has stopped."""
-    both, stopped = Barrier(2, timeout=LONG_S), Event()
-
-    def script(seen: Seen, before: int) -> Sent:
-        if before in (5, 6):
-            both.wait()
-        if before > 6:
-            assert stopped.wait(LONG_S)
-        return obliging(seen, before) if before < 5 else refusal(401)
-
+    script, stopped = expiring_key(obliging)
     with serving(script) as server:
         judge = endpoint(server.url, tmp_path, concurrency=2, timeout_s=LONG_S)
         stop = judge.stop

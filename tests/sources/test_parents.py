@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Barrier
 from typing import Any
 
 import pytest
 
-from support.servers import LONG_S, Seen, Sent, chat, interrupted_twice, port_of_nobody, refusal, serving
+from support.servers import LONG_S, Seen, Sent, chat, expiring_key, interrupted_twice, port_of_nobody, refusal, serving
 from vigneron.config import EndpointParentConfig, LocalParentConfig
 from vigneron.errors import UserError
 from vigneron.sources import client as client_module
@@ -218,16 +218,7 @@ def test_one_refused_question_at_the_start_is_only_that(tmp_path: Path) -> None:
 def test_a_key_that_expires_midway_ends_it_and_what_came_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both that are then under way are refused, and what comes after them is held until the parent has stopped."""
-    both, stopped = Barrier(2, timeout=LONG_S), Event()
-
-    def script(seen: Seen, before: int) -> Sent:
-        if before in (5, 6):
-            both.wait()
-        if before > 6:
-            assert stopped.wait(LONG_S)
-        return upper(seen, before) if before < 5 else refusal(401)
-
+    script, stopped = expiring_key(upper)
     with serving(script) as server:
         parent = endpoint(server.url, tmp_path, concurrency=2, timeout_s=LONG_S)
         stop = parent.backend.stop

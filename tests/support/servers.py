@@ -83,6 +83,21 @@ def vectors(rows: list[Any]) -> Sent:
     return Sent(body=json.dumps({"object": "list", "data": data, "model": "m"}))
 
 
+def expiring_key(good: Script) -> tuple[Script, threading.Event]:
+    """Five good answers; then the two requests under way are refused, and what comes after them is held until the event
+    is set."""
+    both, stopped = threading.Barrier(2, timeout=LONG_S), threading.Event()
+
+    def script(seen: Seen, before: int) -> Sent:
+        if before in (5, 6):
+            both.wait()
+        if before > 6:
+            assert stopped.wait(LONG_S)
+        return good(seen, before) if before < 5 else refusal(401)
+
+    return script, stopped
+
+
 @contextmanager
 def serving(script: Script) -> Iterator[Server]:
     lock = threading.Lock()
