@@ -2,10 +2,12 @@
 
 python -m benchmarks NAME [NAME …] [--steps N] [--only ours,trl-tuned] [--out DIR]
 python -m benchmarks NAME … --resume FILE --budget 540 --limit 240
+python -m benchmarks NAME --only trl-tuned --warmups 0 --steps 1 --resume FILE
 python -m benchmarks NAME --parity --resume FILE
 
 The second is for machines that are lent in pieces: results are appended to the file as they come, and what it has is
-not run again. The third measures only whether both sides compute the same.
+not run again. The third is for a peer of which one step takes minutes. The fourth measures only whether both sides
+compute the same.
 """
 
 import argparse
@@ -35,6 +37,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="+", choices=WORKS, metavar="NAME", help=f"of {', '.join(WORKS)}")
     parser.add_argument("--steps", type=int, help="number of steps to measure, without a time limit")
+    parser.add_argument("--warmups", type=int, help="steps before those that are measured; 0 where one takes minutes")
     parser.add_argument("--patience", type=float, help="time limit in seconds, once five steps are measured")
     parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"), help="folder for NAME.json")
@@ -46,7 +49,9 @@ def main() -> int:
     given = parser.parse_args()
     if given.steps is not None and given.steps < 1:
         parser.error("--steps: at least 1")
-    works = [with_pace(WORKS[name], given.steps, given.patience) for name in given.names]
+    if given.warmups is not None and given.warmups < 0:
+        parser.error("--warmups: at least 0")
+    works = [with_pace(WORKS[name], given.steps, given.patience, given.warmups) for name in given.names]
     only = given.only.split(",") if given.only else None
     chosen = {work.name: possible(work, only) for work in works}
     if given.parity and (without := [work.name for work in works if not needs_parity(chosen[work.name])]):
@@ -63,7 +68,7 @@ def main() -> int:
         if given.parity:
             print(f"{work.name}: parity holds", flush=True)
             continue
-        run_contestants(work, chosen[work.name], records, budget, retry=given.retry)
+        run_contestants(work, chosen[work.name], records, budget, retry=given.retry, warmups=given.warmups)
         comparison = compared(work, records)
         if comparison is None:
             continue
@@ -138,9 +143,16 @@ def find_parity(work: Work, records: Records, budget: Budget) -> str | None:
 
 
 def run_contestants(
-    work: Work, contestants: list[str], records: Records, budget: Budget, *, retry: bool = False
+    work: Work,
+    contestants: list[str],
+    records: Records,
+    budget: Budget,
+    *,
+    retry: bool = False,
+    warmups: int | None = None,
 ) -> None:
-    """Run contestants one after the other, each in its own process, so that peak memory is measured separately."""
+    """Run contestants one after the other, each in its own process, so that peak memory is measured separately.
+    `warmups`: in place of those of each contestant's pace."""
     for contestant in contestants:
         done = records.get("measurement", work.name, contestant)
         if done is not None or (not retry and records.get("failure", work.name, contestant) is not None):
@@ -153,7 +165,9 @@ def run_contestants(
             out = Path(place) / "measured.jsonl"
             module = MODULES[contestant.partition("-")[0]]
             paced = work.at_pace_of(contestant)
-            pace = {"steps": paced.steps, "patience": paced.patience_s}
+            pace: dict[str, float] = {"steps": paced.steps, "patience": paced.patience_s}
+            if warmups is not None:
+                pace["warmups"] = warmups
             why = start(module, Path(place), work=work.name, contestant=contestant, out=out, **pace).failure(limit_s)
             for line in out.read_text().splitlines() if out.is_file() else ():
                 measured = json.loads(line)

@@ -141,6 +141,11 @@ class Recorder:
         self.memory = Memory(work.device)
         self._began = self._since = self.now()
 
+    def begin(self) -> None:
+        """The first step begins: what came before is not counted."""
+        self.memory.reset()
+        self._began = self._since = self.now()
+
     def now(self) -> float:
         """The time after synchronizing with the device."""
         if self._work.device == "cuda":

@@ -71,6 +71,10 @@ class CountSteps(TrainerCallback):
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
+        self._recorder.begin()
+        return control
+
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> Any:
         control.should_training_stop = self._recorder.end_step()
         return control

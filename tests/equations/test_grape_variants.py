@@ -14,7 +14,7 @@ from vigneron.core.advantages import group_relative, origin_relative
 from vigneron.core.losses import importance_ratio, topr
 from vigneron.core.off_policy import luffy, scaffold_share, topr_weight
 from vigneron.methods.grape import origin_metrics
-from vigneron.methods.grape_prompts import better_siblings
+from vigneron.training.grape_prompts import better_siblings
 from vigneron.training.self_distillation import clipped_difference
 from vigneron.training.training_prompt import corrected
 

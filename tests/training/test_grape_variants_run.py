@@ -20,13 +20,13 @@ from vigneron.data.prompts import prompt_text
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.methods.grape import failed
-from vigneron.methods.grape_prompts import Scaffold
 from vigneron.recipe import check_config, config_yaml
 from vigneron.report.figures import panels_of
 from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rubric.prompts import feedback_of, hindsight_prompt
 from vigneron.run_store.samples import SampleStore
 from vigneron.training.callbacks import Silent
+from vigneron.training.grape_prompts import Scaffold
 from vigneron.training.run import Run
 from vigneron.training.setup.start import start_run
 

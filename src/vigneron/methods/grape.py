@@ -26,13 +26,13 @@ from vigneron.core.advantages import origin_relative
 from vigneron.core.off_policy import luffy
 from vigneron.errors import UserError
 from vigneron.methods import grpo
-from vigneron.methods.grape_prompts import Prompts, Scaffold
 from vigneron.policy.logprobs import Scores
 from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rollout.grape import ORIGINS, GrapeRollout, Mix
 from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.rubric.prompts import feedback_of
+from vigneron.training.grape_prompts import Prompts, Scaffold
 from vigneron.training.method import Method
 from vigneron.training.parts import Parts
 from vigneron.training.self_distillation import with_hindsight

@@ -26,16 +26,15 @@ from vigneron.rewards.rubric_reward import RubricReward
 from vigneron.rewards.user_reward import RewardFailed, checked_rewards, named_errors, started
 from vigneron.rollout.build import Rollout, build_rollout
 from vigneron.rollout.grape import GrapeRollout, Mix
-from vigneron.rollout.grape_memory import EarlierResponse, Memory
+from vigneron.rollout.grape_memory import Memory
 from vigneron.rollout.on_policy import OnPolicy
-from vigneron.rubric.model import Rubric
-from vigneron.rubric.prompts import feedback_of, generation_prompt, revision_prompt
-from vigneron.rubric.rows import category_of
+from vigneron.rubric.prompts import feedback_of
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.text import share_in
 from vigneron.timing import phase
+from vigneron.training.grape_prompts import Prompts
 from vigneron.training.setup.resolve import newest_weights
 
 GROUP = 8
@@ -140,34 +139,28 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
 
         batch, prompted, revised = sampled(rollout, rows), None, None
         if isinstance(function, RubricReward) and isinstance(rollout, OnPolicy):
-            prompted, revised = _with_rubric(config, function.live_rubric.rubric, rollout, rows, batch, sampled)
+            prompted, revised = _with_rubric(config, Prompts(function.live_rubric), rollout, rows, batch, sampled)
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
     return replace(measured(policy, batch, rows, prompts, group_size, paid), prompted=prompted, revised=revised)
 
 
 def _with_rubric(
     config: Config,
-    rubric: Rubric,
+    prompts: Prompts,
     rollout: OnPolicy,
     rows: Sequence[Row],
     bare: Batch,
     sampled: Callable[[Rollout, Sequence[Row]], Batch],
 ) -> tuple[Sampled | None, Sampled | None]:
     """Of GRAPE: fresh answers under the rubric's `generate` prompts, if it has any, and revisions of the wrong ones."""
-
     if not isinstance(config.method, GrapeConfig):
         return None, None
 
-    def generation(row: Row) -> Any:
-        return generation_prompt(rubric.categories[category_of(rubric, row, 0, "the data")], row["prompt"])
-
-    def revision(row: Row, one: EarlierResponse) -> Any:
-        category = rubric.categories[category_of(rubric, row, 0, "the data")]
-        return revision_prompt(category, row["prompt"], one.response, one.feedback)
-
     memory, fresh, prompted = Memory(), bare, None
-    grape = partial(GrapeRollout, rollout, memory=memory, generation_prompt=generation, revision_prompt=revision)
-    if any(category.generate is not None for category in rubric.categories.values()):
+    grape = partial(
+        GrapeRollout, rollout, memory=memory, generation_prompt=prompts.generation, revision_prompt=prompts.revision
+    )
+    if prompts.has_generation_prompt():
         fresh = sampled(grape(mix=Mix(fresh=1.0)), rows)
         prompted = _earned(fresh)
     wrong = [i for i, verdict in enumerate(fresh.signals.correct or ()) if verdict is False]
