@@ -1,7 +1,6 @@
 """Timing of a contestant: warm-up steps, measured steps, phases, peak memory, and the machine."""
 
 import json
-import os
 import platform
 import resource
 import statistics
@@ -20,6 +19,7 @@ import torch
 from benchmarks.device_memory import watch_device
 from benchmarks.work import Work
 from vigneron.rollout.engine import cuda_memory
+from vigneron.threads import cores
 
 GB = 1e9
 FEWEST_STEPS = 5
@@ -232,8 +232,7 @@ def machine(device: str) -> str:
     """A description of the machine for a table's caption."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    return f"{_processor()}, {cores()} cores"
 
 
 def _processor() -> str:

@@ -1,6 +1,8 @@
 """Studies in pieces: the command line. Jobs are in `study_jobs.py`, what is kept of them in `study_store.py`."""
 
 import argparse
+import math
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from benchmarks.study_jobs import Job, Plan, is_done, work
 from benchmarks.study_store import Result, all_results, finished_jobs, is_worked_in, pack, unpack, working
 from vigneron.run_store.archive import unpacked
+from vigneron.threads import cores
 
 
 def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse.Namespace:
@@ -30,8 +33,10 @@ def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse
         one.add_argument("--done", type=Path, metavar="ARCHIVE", help="jobs that another machine has done")
     for one in (whole, worker):
         one.add_argument("--resume", action="store_true", help="go on in a folder that has jobs")
+        one.add_argument("--budget", type=float, metavar="SECONDS", help="stop, and save, after so many")
     whole.add_argument("--workers", type=int, metavar="N", help="processes that share the GPU")
-    worker.add_argument("--budget", type=float, default=540.0, metavar="SECONDS")
+    whole.set_defaults(budget=math.inf)
+    worker.set_defaults(budget=540.0)
     shown = verbs.add_parser("show", help="tables with paired intervals, and the figure")
     shown.add_argument("runs", type=Path, help="a folder, or an archive")
     for one in (whole, shown):
@@ -112,14 +117,17 @@ def show_plan(study: Study, folder: Path) -> None:
 
 def worker_command(given: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", f"benchmarks.{given.study}", "work", str(given.runs), "--resume"]
-    return [*command, "--budget", "inf", "--model", given.model, *(["--smoke"] if given.smoke else [])]
+    return [*command, "--budget", str(given.budget), "--model", given.model, *(["--smoke"] if given.smoke else [])]
 
 
 def work_whole(given: argparse.Namespace, study: Study, show: Show) -> int:
-    """Start workers, wait until nothing is left, then pack and show."""
+    """Start workers, which share the cores, wait until nothing is left or the time is over, then pack and show."""
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # a Ctrl-C the workers have too
-    workers = [subprocess.Popen(worker_command(given)) for _ in range(given.workers or study.processes)]
+    count = given.workers or study.processes
+    # By default each would start a thread a core, and all of them would wait for cores.
+    env = {"OMP_NUM_THREADS": str(max(1, cores() // count)), **os.environ}
+    workers = [subprocess.Popen(worker_command(given), env=env) for _ in range(count)]
     try:
         while running := [worker for worker in workers if worker.poll() is None]:
             for worker in running if asked else ():
@@ -132,13 +140,13 @@ def work_whole(given: argparse.Namespace, study: Study, show: Show) -> int:
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
+    archive = given.runs.with_name(f"{given.runs.name}.tar.xz")
+    pack(given.runs, archive)
+    print(f"the logs are in {archive}", flush=True)
     plan, left = planned(study, given.runs)
     if left or plan.more:
         names = ", ".join(job.name for job in left[:3])
         print(f"{len(left)} jobs are left, such as {names}: go on with --resume", file=sys.stderr)
         return 1
-    archive = given.runs.with_name(f"{given.runs.name}.tar.xz")
-    pack(given.runs, archive)
-    print(f"the logs are in {archive}", flush=True)
     show(all_results(given.runs), given.figure)
     return 0

@@ -7,6 +7,7 @@ the results waits for the futures, and a second Ctrl-C ends that wait and the pr
 
 import asyncio
 import math
+import os
 import time
 import weakref
 from collections import deque
@@ -20,6 +21,11 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 Task = tuple[Future[Any], Callable[[], Any]]
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

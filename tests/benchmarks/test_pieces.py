@@ -301,7 +301,7 @@ def test_the_plan_counts_what_another_machine_has_done(tmp_path: Path, capsys: p
 
 
 WORKER = """
-import sys, time
+import os, sys
 from pathlib import Path
 from benchmarks.study_jobs import Job
 from benchmarks.study_store import write_result
@@ -310,6 +310,7 @@ if place == "fails":
     sys.exit(1)
 for name in "ab" if place == "first" else "cd":
     (runs / name).mkdir()
+    (runs.parent / "threads").write_text(os.environ["OMP_NUM_THREADS"])
     (runs / name / "config.yaml").write_text("")
     (runs / name / "metrics.jsonl").write_text("")
     write_result(runs, name, {"job": name, "key": Job(name, "demo", (), {}, 60.0).key(runs)})
@@ -332,9 +333,13 @@ def test_one_command_does_all(
 
     monkeypatch.setattr(pieces, "worker_command", command)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", "."]))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(pieces, "cores", lambda: 16)
     monkeypatch.chdir(Path(__file__).parents[2])
     assert whole() == 1
+    assert (tmp_path / "threads").read_text() == "8"
     assert "2 jobs are left, such as c, d: go on with --resume" in capsys.readouterr().err
+    assert unpack(tmp_path / "runs.tar.xz", tmp_path / "so far") == 2
     assert whole() == 2, "it has jobs"
     for name in "ab":
         study_store.shutil.rmtree(runs / name)
@@ -352,6 +357,8 @@ def test_a_worker_gets_what_was_asked(tmp_path: Path) -> None:
     again = pieces.parse("dense_study", None, command[3:])
     assert (again.verb, again.runs, again.smoke, again.model) == ("work", tmp_path, True, "tiny")
     assert (again.resume, again.budget) == (True, float("inf"))
+    given = pieces.parse("dense_study", None, ["all", str(tmp_path), "--budget", "480"])
+    assert pieces.parse("dense_study", None, pieces.worker_command(given)[3:]).budget == 480
 
 
 STOPPED = """

@@ -199,6 +199,16 @@ def test_values_without_types_are_read_by_the_schema() -> None:
     assert checked_arguments(tool_schema(search), {"query": "", "exact": "False"}, typed=False)["exact"] is False
     numbers = {"query": "", "limit": 75, "tags": ["a"]}  # FunctionGemma writes them with a type, or as texts
     assert checked_arguments(tool_schema(search), numbers, typed=False) == numbers
+    parts = {"query": "", "tags": ["75"], "near": ["1.5", "-2"], "options": {"a": "3"}}
+    read = checked_arguments(tool_schema(search), parts, typed=False)
+    assert read == {"query": "", "tags": ["75"], "near": [1.5, -2], "options": {"a": 3}}
+    for key, value, line in (
+        ("near", ["1.5", "x"], "argument 'near'"),
+        ("near", ["1.5"], "should have 2 values, not 1"),
+        ("options", {"a": "b"}, "argument 'options'"),
+    ):
+        with pytest.raises(WrongArguments, match=line):
+            checked_arguments(tool_schema(search), {"query": "", key: value}, typed=False)
     for key, text in (("limit", "7x"), ("limit", "7 8"), ("tags", "[1"), ("limit", ""), ("limit", "1e5")):
         with pytest.raises(WrongArguments, match=f"argument '{key}'"):
             checked_arguments(tool_schema(search), {"query": "", key: text}, typed=False)

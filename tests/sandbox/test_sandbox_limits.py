@@ -19,10 +19,11 @@ from support.hostile_code import FAULTS, REASONS, TOO_LONG
 from support.sandboxed import ADD, graded, needs_sandbox, scorer
 from vigneron.rewards.graders import code as graders_code
 from vigneron.sandbox import backends, runner
-from vigneron.sandbox.backends import Limits, cores
+from vigneron.sandbox.backends import Limits
 from vigneron.sandbox.pipes import SandboxPipes
 from vigneron.sandbox.runner import PythonTest, find_sandbox, run_test
 from vigneron.sources.verdict import GraderInput, Verdict
+from vigneron.threads import cores
 
 pytestmark = pytest.mark.slow
 

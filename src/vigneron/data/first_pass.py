@@ -7,7 +7,6 @@ import copy
 import ctypes
 import mmap
 import multiprocessing
-import os
 import signal
 import sys
 from array import array
@@ -24,6 +23,7 @@ from vigneron.data.prompts import Row
 from vigneron.data.rows import DataRows, Place, longest_by, text_length
 from vigneron.data.sources import SourceRows
 from vigneron.errors import UserError
+from vigneron.threads import cores
 
 PARALLEL_FROM = 20_000_000
 """Bytes of a source from which it is read in several processes."""
@@ -196,7 +196,7 @@ def _read_some(
 
 def _processes() -> int:
     """Processes are forked: they start quickly, and share the index."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0))) if sys.platform == "linux" else 1
+    return min(MOST_PROCESSES, cores()) if sys.platform == "linux" else 1
 
 
 def _in_processes(job: _Job, count: int) -> Iterator[_Part]:

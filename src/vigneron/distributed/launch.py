@@ -16,6 +16,7 @@ import typer
 from vigneron.config import Config
 from vigneron.distributed.stop_signals import handled_signals
 from vigneron.errors import UserError
+from vigneron.threads import cores
 
 # Seconds that the other ranks have to exit by themselves after one has failed.
 EXIT_TIMEOUT_S = 15.0
@@ -38,9 +39,8 @@ def launch(arguments: Sequence[str], count: int) -> int:
 
 
 def _start(arguments: Sequence[str], rank: int, count: int, folder: Path) -> "subprocess.Popen[bytes]":
-    cores = os.cpu_count() or 1
     env = {
-        "OMP_NUM_THREADS": str(max(1, cores // count)),
+        "OMP_NUM_THREADS": str(max(1, cores() // count)),
         **({} if "--debug" in arguments else QUIET_TORCH),
         **os.environ,
         "RANK": str(rank),

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import cache
 
 from vigneron.errors import UserError
-from vigneron.sandbox.backends import Limits, cores
+from vigneron.sandbox.backends import Limits
 from vigneron.sandbox.runner import START_S, Script, find_sandbox, run_test
 from vigneron.sandbox.testers import end_idle
-from vigneron.threads import CallThreads
+from vigneron.threads import CallThreads, cores
 
 MAX_CODE = 100_000
 MARGIN_S = 15.0

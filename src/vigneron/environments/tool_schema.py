@@ -93,13 +93,29 @@ def checked_arguments(schema: Schema, arguments: Mapping[str, Any], typed: bool 
     for key in required:
         if key not in arguments:
             raise WrongArguments(f"missing argument '{key}' of '{name}'")
-    values = {
-        key: value if typed or not isinstance(value, str) else _from_text(value, known[key], key)
-        for key, value in arguments.items()
-    }
+    values = {key: value if typed else _untyped(value, known[key], key) for key, value in arguments.items()}
     for key, value in values.items():
         _check(value, known[key], f"argument '{key}' of '{name}'")
     return values
+
+
+def _untyped(value: Any, schema: Schema, key: str) -> Any:
+    """With the types that the schema says, also inside lists and objects."""
+    if isinstance(value, str):
+        return _from_text(value, schema, key)
+    if isinstance(value, list) and (inner := _parts_of(schema, len(value))) is not None:
+        return [part if own is None else _untyped(part, own, key) for part, own in zip(value, inner, strict=True)]
+    if isinstance(value, dict) and isinstance(own := schema.get("additionalProperties"), dict):
+        return {name: _untyped(part, own, key) for name, part in value.items()}
+    return value
+
+
+def _parts_of(schema: Schema, count: int) -> list[Schema | None] | None:
+    """The schemas of a list's values; None if it should have another number of them."""
+    places = schema.get("prefixItems")
+    if places is None:
+        return [schema.get("items")] * count
+    return places if len(places) == count else None
 
 
 def _from_text(text: str, schema: Schema, key: str) -> Any:
@@ -158,13 +174,12 @@ def _check_choice(value: Any, choices: list[Schema], what: str) -> None:
 
 
 def _check_list(value: list[Any], schema: Schema, what: str) -> None:
-    places = schema.get("prefixItems")
-    if places is not None and len(places) != len(value):
-        raise WrongArguments(f"{what} should have {len(places)} values, not {len(value)}")
-    for at, part in enumerate(value):
-        inner = places[at] if places is not None else schema.get("items")
-        if inner is not None:
-            _check(part, inner, f"value {at + 1} of {what}")
+    inner = _parts_of(schema, len(value))
+    if inner is None:
+        raise WrongArguments(f"{what} should have {len(schema['prefixItems'])} values, not {len(value)}")
+    for at, (part, own) in enumerate(zip(value, inner, strict=True), start=1):
+        if own is not None:
+            _check(part, own, f"value {at} of {what}")
 
 
 def _is_kind(value: Any, kind: str) -> bool:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,7 +11,7 @@ from vigneron.errors import UserError, reason
 from vigneron.files import parse_json
 from vigneron.policy.bundled import BUNDLED_MODELS
 from vigneron.policy.model_names import model_source
-from vigneron.threads import DaemonPool
+from vigneron.threads import DaemonPool, cores
 
 # In transformers' order. An index names the files of a model in several parts.
 NAMES = (
@@ -80,7 +79,7 @@ def hash_in_background(files: Sequence[Path]) -> "Future[str]":
 def hash_of_files(files: Sequence[Path]) -> str:
     try:
         pieces = sorted(piece for file in files for piece in _pieces(file))
-        pool = DaemonPool(min(MOST_THREADS, os.cpu_count() or 1), "hash")
+        pool = DaemonPool(min(MOST_THREADS, cores()), "hash")
         digests = [pool.submit(_digest, piece) for piece in pieces]
         whole = hashlib.sha256()
         for piece, digest in zip(pieces, digests, strict=True):

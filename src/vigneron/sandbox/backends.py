@@ -326,11 +326,6 @@ class Container:
         ]
 
 
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def children_of(pid: int) -> list[int]:
     """The child processes of all its threads. Linux only."""
     children: list[int] = []

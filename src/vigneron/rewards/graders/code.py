@@ -21,10 +21,10 @@ from textwrap import dedent
 from vigneron.errors import UserError
 from vigneron.rewards.graders.row_tests import MalformedTests, row_tests
 from vigneron.rubric.model import CodeItem
-from vigneron.sandbox.backends import Limits, Sandbox, cores
+from vigneron.sandbox.backends import Limits, Sandbox
 from vigneron.sandbox.runner import AnyTest, ProgramTest, SandboxResult, find_sandbox, probe, run_test
 from vigneron.sources.verdict import GraderInput, Verdict
-from vigneron.threads import DaemonPool
+from vigneron.threads import DaemonPool, cores
 
 MAX_CODE = 100_000
 MAX_TESTS = 100
