@@ -76,6 +76,8 @@ def start(module: str, place: Path, **options: Any) -> Running:
 
 def environment() -> dict[str, str]:
     """Work offline: everything is local, and requests to the hub would only wait. vLLM samples with PyTorch, because
-    FlashInfer's sampler is compiled first, which takes minutes. Triton would take CC for the compiler."""
-    given = {name: value for name, value in os.environ.items() if name != "CC"}
+    FlashInfer's sampler is compiled first, which takes minutes. Triton would take CC for the compiler. Python keeps
+    what it compiles, as by default: else every start compiles each module again."""
+    left_out = ("CC", "PYTHONDONTWRITEBYTECODE")
+    given = {name: value for name, value in os.environ.items() if name not in left_out}
     return {"VLLM_USE_FLASHINFER_SAMPLER": "0", **given, "HF_HUB_OFFLINE": "1"}

@@ -1,6 +1,8 @@
 """The benchmarks of real model sizes: shapes, recipes, the floor, ratios, and results that come in pieces."""
 
+import pstats
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -235,10 +237,22 @@ def test_parity_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: C
     assert "has no peer to be equal to" in capsys.readouterr().err
 
 
-def test_triton_finds_the_compiler_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_start_is_measured_and_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIGNERON_CACHE", str(tmp_path / "cache"))
+    profile = tmp_path / "start.prof"
+    marks = start_time.measure(TINY, time.time(), profile)
+    assert 0 < marks["imported"] < marks["set up"] < marks["first step"]
+    called = {name for _, _, name in pstats.Stats(str(profile)).stats}  # type: ignore[attr-defined]
+    assert {"start_run", "one_step"} <= called
+
+
+def test_what_disturbs_a_measurement_is_left_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton finds the compiler by itself, and Python keeps its bytecode."""
     monkeypatch.setenv("CC", "g++")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("HOME", "here")
-    assert "CC" not in environment()
+    assert not {"CC", "PYTHONDONTWRITEBYTECODE"} & set(environment())
     assert environment()["HOME"] == "here"
 
 

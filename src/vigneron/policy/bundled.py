@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from functools import cache
 from pathlib import Path
 
 from vigneron.errors import UserError, reason
@@ -35,12 +36,19 @@ PACKAGES = {
 def check_bundled(weights: Path, package: str, key: str) -> str:
     """The hash of a package's weights, which must be those that Vigneron was tested with."""
     try:
-        found = sha256_of(weights)
+        stat = weights.stat()
+        found = _hash(weights, stat.st_size, stat.st_mtime_ns)
     except OSError as error:
         raise UserError(f"{key}: cannot read the weights of '{package}': {reason(error)}: reinstall it") from error
     if found != PACKAGES[package]:
         raise UserError(f"{key}: the weights in '{package}' do not have the expected SHA-256: reinstall it")
     return found
+
+
+@cache
+def _hash(weights: Path, _size: int, _time: int) -> str:
+    """Once a process, unless the file changes: some 100 MB are read."""
+    return sha256_of(weights)
 
 
 SMOLLM2 = "smollm2-135m"
