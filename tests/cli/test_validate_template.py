@@ -1,6 +1,8 @@
 """`vigneron validate` shows what the chat template writes for the first row."""
 
+import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,48 @@ def validated(tmp_path: Path, folder: Path, row: Any, **keys: Any) -> Any:
 
 
 @pytest.mark.slow
+def test_a_note_names_the_first_row_that_has_one(tmp_path: Path, model: Any) -> None:
+    rows = [{"messages": TALK}, {"messages": [*TALK, TALK[0]]}]
+    done = validated(tmp_path, model("qwen3"), rows)
+    assert "row 2): turn 3 (role 'user') comes after the last answer and is not used" in done.out
+
+
+ADD = """
+def add(left: int, right: int) -> int:
+    \"\"\"Add two numbers.
+
+    Args:
+        left: The first one.
+        right: The second one.
+    \"\"\"
+    return left + right
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_plan_counts_the_tools(tmp_path: Path, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the environment are in every prompt; without them it has 9 tokens and the system's turn."""
+    folder = model("qwen3")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "adding.py").write_text(ADD)
+    keys = {
+        "method": {"name": "grpo"},
+        "reward": {"kind": "binary"},
+        "group_size": 2,
+        "environment": {"kind": "tools", "tools": ["adding:add"], "max_turns": 2},
+        "model": {"device": "auto"},
+    }
+    monkeypatch.chdir(tmp_path)
+    done = validated(tmp_path, folder, {"prompt": "Hi", "answer": "Ho."}, **keys)
+    assert done.code == 0, done.err
+    (tokens,) = re.findall(r"with prompts of up to (\d+) tokens", done.out)
+    (shown,) = re.findall(r"row 1: '(.*)»…«'", done.out)
+    assert "# Tools" in shown
+    tokenizer = smollm2()
+    assert int(tokens) == len(tokenizer(ast.literal_eval(f"'{shown}'"), add_special_tokens=False)["input_ids"]) > 100
+
+
+@pytest.mark.slow
 def test_what_is_trained_and_sampled_is_shown(tmp_path: Path, model: Any) -> None:
     qwen = model("qwen3")
     done = validated(tmp_path, qwen, {"messages": TALK})
@@ -79,7 +123,7 @@ def test_faults_of_the_template_and_its_arguments_are_found(tmp_path: Path, mode
     keys = {"model": {"chat_date": "2026-11-30"}}
     assert "model.chat_date has no effect" in validated(tmp_path, gemma, {"messages": TALK}, **keys).err
     r1 = model("deepseek_r1_distill")
-    assert r"note: the generation prompt ends in '<think>\n'" in validated(tmp_path, r1, {"messages": TALK}).out
+    assert r"row 1): the generation prompt ends in '<think>\n'" in validated(tmp_path, r1, {"messages": TALK}).out
 
 
 USER, CALL = TALK[0], {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}

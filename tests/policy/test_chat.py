@@ -132,6 +132,18 @@ def test_the_guarded_way_reads_ordinary_texts_as_the_template_does(texts: list[s
     assert guarded.ids(guarded.before(len(turns))) == plain.ids(plain.before(len(turns)))
 
 
+@pytest.mark.parametrize("begun", ["Sure, here", "Sure,", "a <|im_end|> b"])
+def test_a_prompt_that_ends_with_an_assistants_message_is_continued(begun: str) -> None:
+    """As transformers does with `continue_final_message`, and TRL."""
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]
+    (ids,) = prompts_token_ids(smollm2(), [messages])
+    if "<" not in begun:
+        text = smollm2().apply_chat_template(messages, continue_final_message=True, tokenize=False)
+        assert list(ids) == smollm2()(text, add_special_tokens=False)["input_ids"]
+    assert smollm2().decode(ids).endswith(f"<|im_start|>assistant\n{begun}")
+    assert ids.count(smollm2().convert_tokens_to_ids("<|im_end|>")) == 2, "of the system's turn and the user's"
+
+
 def test_added_tokens_that_the_template_writes_are_text_to_users_and_tokens_to_the_assistant() -> None:
     """As Qwen's <think>: not special, written by the template, and in what the assistant says."""
     tokenizer = byte_tokenizer()

@@ -130,6 +130,16 @@ def test_smollm2_learns_every_answer_with_its_end_and_nothing_else() -> None:
     assert learned(policy, row, loss_on="text") == [text]
 
 
+def test_an_answer_that_is_written_with_its_end_gets_no_second_one() -> None:
+    """As in texts to which a template was applied before."""
+    policy = smollm2_shaped()
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    ended = [{"prompt": prompt, "completion": text} for text in ("Ho<|im_end|>", "Ho")]
+    with_end, without = demonstrations(policy, rows_of(*ended))
+    assert with_end == without
+    assert with_end.ids[-2:] == (*policy.tokenizer("Ho")["input_ids"], policy.tokenizer.eos_token_id)
+
+
 def test_what_comes_before_an_answer_is_what_a_child_is_asked_with() -> None:
     policy = smollm2_shaped()
     whole = talk("Hello", "Hi!", "And now?", "Now what.")

@@ -12,7 +12,7 @@ from support.zoo import zoo_folder
 from vigneron import api
 from vigneron.data.formats import with_prompts_and_answers
 from vigneron.policy.chat import mint
-from vigneron.rollout.trained_text_notes import trained_text_notes
+from vigneron.rollout.trained_text_notes import template_notes, trained_text_notes
 from vigneron.run_store.notices import kept_notices
 
 USER = {"role": "user", "content": "Hi"}
@@ -64,6 +64,24 @@ def test_turns_after_the_last_answer_are_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("reads", ["demonstrations", "pairs", "prompts"])
+def test_a_template_that_seems_to_be_applied_twice_is_named(reads: str) -> None:
+    tokenizer = smollm2()
+    tokenizer.chat_template = template("qwen3")
+    applied = {"role": "assistant", "content": "yo<|im_end|>"}
+    row = {
+        "demonstrations": {"messages": [USER, applied]},
+        "pairs": {"prompt": [USER], "chosen": [PLAIN], "rejected": [applied]},
+        "prompts": {"prompt": [{**USER, "content": "<|im_start|>user\nHi"}], "answer": "<|im_end|>"},
+    }[reads]
+    row = with_prompts_and_answers([row], "mine")[0] if reads == "demonstrations" else row
+    (note,) = template_notes(tokenizer, row, reads)
+    found = "<|im_start|>" if reads == "prompts" else "<|im_end|>"
+    assert note.startswith(f"a message contains '{found}', a special token of the model, which is taken as plain text")
+    harmless = {"prompt": [{**USER, "content": "<|endoftext|> and <think>"}], "answer": "<|im_end|>"}
+    assert template_notes(tokenizer, harmless, "prompts") == []
+
+
 def test_what_a_generation_prompt_ends_in() -> None:
     (note,) = notes("deepseek_r1_distill", messages=[USER, PLAIN])
     assert note.startswith(r"the generation prompt ends in '<think>\n', which the template does not write")
@@ -83,5 +101,6 @@ def test_a_run_gives_notice_of_dropped_reasoning_and_of_dropped_encoders(tmp_pat
     config = tiny_config(folder, rows, **options, optimizer={"actor_lr": 1e-3}, eval_every=0, prompts_per_step=1)
     run = api.train(config, runs=tmp_path, name="run")
     texts = [notice.text for notice in kept_notices(run.folder)]
-    assert any(text.startswith("row 2 of the training data: the chat template does not write 'hmm'") for text in texts)
+    noted = f"row 2 of the training data ('{rows}', row 2): the chat template does not write 'hmm'"
+    assert any(text.startswith(noted) for text in texts)
     assert any(text.endswith("checkpoints and exports have no encoder of images") for text in texts)

@@ -1,10 +1,14 @@
 """What a recipe takes of a GPU's memory, and what to change to fit a smaller one: for `vigneron validate`."""
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 from vigneron.config import Config
 from vigneron.data.prompts import Row, conversation_text, prompts_token_ids
 from vigneron.data.rows import longest_of
+from vigneron.environments.build import Environments
 from vigneron.policy.model_names import local_tokenizer
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
@@ -18,11 +22,13 @@ SMALLEST_SHOWN = 0.002
 """Parts below this share of the whole are left out of the table."""
 
 
-def memory_lines(config: Config, data: Data) -> Iterator[str]:
-    """Nothing for a run on a CPU."""
+def memory_lines(
+    config: Config, data: Data, tokenizer: Any = None, environments: Environments | None = None
+) -> Iterator[str]:
+    """Nothing for a run on a CPU. `tokenizer`: as it writes conversations, where one has been read."""
     if config.model.device in ("cpu", "mps"):
         return
-    tokens = longest_text(config, data)
+    tokens = longest_text(config, data, tokenizer, environments)
     memory = RunMemory.of(config, tokens, held_out=len(data.held_out))
     if memory is None:
         yield (
@@ -94,27 +100,28 @@ def _totals(plan: Plan) -> str:
     return f"{sampling}{scoring}update {plan.update_bytes / GB:.2f}"
 
 
-def longest_text(config: Config, data: Data) -> int:
+def longest_text(config: Config, data: Data, tokenizer: Any = None, environments: Environments | None = None) -> int:
     """Tokens of the longest prompt, or of the longest text where texts are given; guessed from the number of characters
     if the tokenizer is not on this machine."""
     rows: Sequence[Row] = data.train
     columns = measured_columns(config, "train")
     some = [rows[int(index)] for index in longest_of(rows, columns)] if rows else []
+    if environments is not None and config.method.reads == "prompts":
+        some = [environments.prepared(row) for row in some]
     model = config.model
-    tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code, convert=False)
+    if tokenizer is None:
+        tokenizer = local_tokenizer(model.name, trust_remote_code=model.trust_remote_code, convert=False)
     longest = 1
     for row in some:
-        texts = [row["prompt"], *(row[name] for name in columns if name != "prompt" and row.get(name))]
-        longest = max(longest, sum(_tokens(tokenizer, text) for text in texts))
+        answers = (row[name] for name in columns if name != "prompt" and row.get(name))
+        prompt = _tokens(tokenizer, row["prompt"], row.get("tools"))
+        longest = max(longest, prompt + sum(_tokens(tokenizer, text) for text in answers))
     return longest
 
 
-def _tokens(tokenizer: object, text: object) -> int:
-    if tokenizer is None:
-        return -(-len(conversation_text(text)) // CHARACTERS_PER_TOKEN)
-    if isinstance(text, str):
-        return len(prompts_token_ids(tokenizer, [text])[0])
-    try:
-        return len(prompts_token_ids(tokenizer, [text])[0])
-    except Exception:  # a template can fail in any way on an answer by itself
-        return -(-len(conversation_text(text)) // CHARACTERS_PER_TOKEN)
+def _tokens(tokenizer: Any, text: Any, tools: Any = None) -> int:
+    if tokenizer is not None:
+        with suppress(Exception):  # a template can fail in any way on an answer by itself
+            return len(prompts_token_ids(tokenizer, [text], rows=[{"tools": tools}])[0])
+    written = conversation_text(text) + ("" if tools is None else json.dumps(tools, default=str))
+    return -(-len(written) // CHARACTERS_PER_TOKEN)

@@ -66,7 +66,8 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     if config.method.parent_model is not None:
         yield f"parent {config.method.parent_model}: frozen, loaded beside the model, once per process"
     paths = {key: getattr(config, key) for key in ("method", "reward", "environment")}
-    yield from memory_lines(given.model_copy(update={"model": _with_path(given, config), **paths}), data)
+    planned = given.model_copy(update={"model": _with_path(given, config), **paths})
+    yield from memory_lines(planned, data, checks.tokenizer, checks.environments)
     check_bfloat16(config)
     check_compile(given)
     check_machine(config)

@@ -136,7 +136,14 @@ class Conversation:
         return cls(tokenizer, marked, tools, delimiters, mark)
 
     def before(self, turn: int) -> str:
-        """The template's text up to the start of the answer at `turn`: the prompt that the model completes."""
+        """The template's text up to the start of the answer at `turn`: the prompt that the model completes. An
+        assistant's message at its end is the beginning of the answer."""
+        if (
+            turn
+            and self.messages[turn - 1].get("role") == "assistant"
+            and not self.messages[turn - 1].get("tool_calls")
+        ):
+            return self.before(turn - 1) + self.text(turn - 1)
         messages = self.messages[:turn]
         try:
             (text,) = render(self.tokenizer, [(messages, True)], self.tools)
@@ -203,6 +210,20 @@ class Conversation:
 
     def text(self, turn: int) -> str:
         return message_text(self.messages[turn])
+
+    def special_text(self) -> str | None:
+        """The first special token of the template whose text a message contains: perhaps the template was applied
+        before."""
+        if not self.mark:
+            return None
+        template, (special, _) = str(self.tokenizer.chat_template), _delimiters(self.tokenizer)
+        found = (
+            self.delimiters[int(number)]
+            for message in self.messages
+            for text in _texts(message)
+            for number in re.findall(f"{self.mark}(\\d+){self.mark}", text)
+        )
+        return next((token for token in found if token in special and token in template), None)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text from `before`, `assistant_spans` or `text`. Only the template's delimiters are special."""

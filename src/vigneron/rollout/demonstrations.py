@@ -106,7 +106,8 @@ def continuation(prompt: str, answer: str) -> str:
 
 
 def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
-    """A `completion` follows its prompt directly, an `answer` as `continuation` says."""
+    """A `completion` follows its prompt directly, an `answer` as `continuation` says. One that is written with its end
+    gets no second one."""
     if not rows:
         return []
     texts = [completion_text(row["answer"]) for row in rows]
@@ -114,11 +115,11 @@ def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
         text if row.get("completion") is not None else continuation(row["prompt"], text)
         for row, text in zip(rows, texts, strict=True)
     ]
-    end = _end_id(policy)
-    return [
-        Demonstration((*prompt, *answer, end), ((len(prompt), len(prompt) + len(answer) + 1),))
-        for prompt, answer in continuations(partial(plain_ids, policy.tokenizer), [r["prompt"] for r in rows], spaced)
-    ]
+    end, found = _end_id(policy), []
+    for prompt, answer in continuations(partial(plain_ids, policy.tokenizer), [r["prompt"] for r in rows], spaced):
+        ended = answer if answer[-1:] and answer[-1] in policy.eos_ids else (*answer, end)
+        found.append(Demonstration((*prompt, *ended), ((len(prompt), len(prompt) + len(ended)),)))
+    return found
 
 
 def _conversational(policy: Policy, row: Row) -> Demonstration:

@@ -1,10 +1,12 @@
-"""What of a conversation's answers is not in the text that is trained, because the chat template does not write it."""
+"""Where the text of a conversation is not what its messages lead one to expect: answers that the chat template does not
+write, and messages that seem to be written by it already."""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vigneron.data.formats import answered, conversation_of
+from vigneron.data.pairs import SIDES
 from vigneron.data.prompts import Row, prompt_of
 from vigneron.policy.assistant_spans import AssistantSpans
 from vigneron.policy.chat import Conversation
@@ -15,6 +17,25 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 THINK_TAG = re.compile(r"</?think(?:ing)?>")
 SHOWN = 40
 """Characters of a text that a note quotes."""
+
+
+def template_notes(tokenizer: Any, row: Row, reads: str) -> list[str]:
+    """`reads`: what the method reads of a row."""
+    if reads not in ("demonstrations", "pairs"):
+        return _special_text(tokenizer, row["prompt"], row.get("tools"))
+    rows = [answered(prompt_of(row), row[side]) for side in SIDES] if reads == "pairs" else [row]
+    special = [_special_text(tokenizer, conversation_of(each)[0], row.get("tools")) for each in rows]
+    return [*next(filter(None, special), ()), *trained_text_notes(tokenizer, row)]
+
+
+def _special_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[str]:
+    found = Conversation.of(tokenizer, messages, tools).special_text()
+    if found is None:
+        return []
+    return [
+        f"a message contains {_quoted(found)}, a special token of the model, which is taken as plain text: if the chat "
+        "template has been applied already, give the whole text as `prompt` and `completion`"
+    ]
 
 
 def trained_text_notes(tokenizer: Any, row: Row) -> list[str]:

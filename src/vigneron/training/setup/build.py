@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from vigneron.config.kl import needs_reference_head
 from vigneron.config.phases import sampling_phase
 from vigneron.config.rewards import asks_reference
 from vigneron.data.curricula import ByLoss
-from vigneron.data.prompts import in_row, numbered
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.architecture import NO_ENCODERS, leaves_out_encoders
@@ -34,7 +32,6 @@ from vigneron.rewards.build import attach_models, build_reward
 from vigneron.rewards.checkers import build_check, load_checker
 from vigneron.rewards.rank0_reward import Rank0Reward
 from vigneron.rollout.engine.sample import sampler_of
-from vigneron.rollout.trained_text_notes import trained_text_notes
 from vigneron.run_data.load import Data, check_rubric_data
 from vigneron.run_data.readers import checker_name
 from vigneron.run_store.folder import RunFolder
@@ -59,6 +56,7 @@ from vigneron.training.run import Origin, Run
 from vigneron.training.setup.data_lengths import check_data_lengths
 from vigneron.training.setup.machine_checks import machine_notices
 from vigneron.training.setup.parent import build_parent
+from vigneron.training.setup.rendered_rows import template_notices
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
 from vigneron.training.setup.sizes import with_sizes
@@ -66,9 +64,6 @@ from vigneron.training.token_recorder import decoder
 from vigneron.training.training_prompt import score_after_training_prompt
 
 Build = Callable[[Parts], Method]
-
-NOTED_ROWS = 100
-"""Rows whose trained text is compared with their answers."""
 
 
 def build_run(
@@ -136,7 +131,7 @@ def _build(
         *method.notices,
         *(environments.notices if (environments := getattr(parts.rollout, "environments", None)) else ()),
         *model_notices(config, policy),
-        *template_notices(config, policy, data),
+        *template_notices(config, data, policy.tokenizer),
     )
     for text in (*notices, sampler_of(policy).notice if samples else None):
         if text is not None:
@@ -173,19 +168,6 @@ def model_notices(config: Config, policy: Policy) -> Iterator[str]:
     if leaves_out_encoders(type(policy.causal), local_config(config.model.name)):
         yield f"model {config.model.name}: {NO_ENCODERS}"
     yield from machine_notices(config)
-
-
-def template_notices(config: Config, policy: Policy, data: Data) -> Iterator[str]:
-    """About the first of the rows whose answers the chat template does not write whole."""
-    if config.method.reads not in ("demonstrations", "pairs"):
-        return
-    for number, row in enumerate(islice(data.train, NOTED_ROWS), start=1):
-        if isinstance(row["prompt"], str):
-            continue
-        place = numbered(row, number, "the training data")
-        if notes := in_row(*place, trained_text_notes, policy.tokenizer, row):
-            yield f"row {number} of the training data: {'; '.join(notes)}"
-            return
 
 
 def _with_chat_date(config: Config, policy: Policy, folder: RunFolder) -> Config:

@@ -6,6 +6,7 @@ from typing import Any
 from vigneron.config import Config
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.data.rows import Subset, longest_of
+from vigneron.environments.build import build_environments
 from vigneron.policy.model import Policy
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.rollout.engine.sample import check_lengths
@@ -25,6 +26,7 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
     tokenized: the others are checked in the step that draws them.
     """
     longest, truncation = 1, None
+    environments = build_environments(config.environment, policy.tokenizer)
     for part, of in (("train", "the training data"), ("held_out", "the held-out part")):
         whole: Sequence[Row] = getattr(data, part)
         if not whole:
@@ -45,6 +47,8 @@ def check_data_lengths(config: Config, policy: Policy, data: Data, reward: Any =
                     f"{policy.context_length} tokens and are truncated, the first in row {numbers[0]} of {of}"
                 )
         else:
+            if environments is not None:
+                rows = [environments.prepared(row) for row in rows]
             template = config.sampling.prompt if part == "train" else None  # evaluation uses the row's own prompt
             for prompts, what in sampling_prompts(config, template, rows, reward):
                 ids = prompts_token_ids(policy.tokenizer, prompts, of + what, rows)

@@ -1,6 +1,7 @@
 """What the model gets for a recipe's rows, as its chat template writes them: checked before a run, and shown."""
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from vigneron.config import Config, GameConfig
@@ -11,7 +12,7 @@ from vigneron.environments.build import Environments
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
 from vigneron.policy.chat_template import check_date, set_date
 from vigneron.rollout.demonstrations import continuation
-from vigneron.rollout.trained_text_notes import trained_text_notes
+from vigneron.rollout.trained_text_notes import template_notes
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
 
@@ -21,6 +22,8 @@ FIRST = 500
 """The first rows of a part that are checked, beside the longest, which are checked at the start of a run."""
 SHOWN = 2
 """Rows that are shown."""
+NOTED_ROWS = 100
+"""The first rows, whose text is compared with their messages."""
 PARTS = {"train": "the training data", "held_out": "the held-out part"}
 
 
@@ -57,8 +60,20 @@ def shown_rows(config: Config, data: Data, tokenizer: Any, environments: Environ
         text = _of_row(config, tokenizer, row, "train", environments)
         cut = f"…{text[-LONGEST:]}" if len(text) > LONGEST else text
         yield f"  row {number}: {cut!r}"
-    if rows and not isinstance(rows[0]["prompt"], str) and config.method.reads not in ("prompts", "recorded"):
-        yield from (f"note: {note}" for note in trained_text_notes(tokenizer, data.train[0]))
+    if tokenizer is not None:
+        yield from (f"note: {note}" for note in template_notices(config, data, tokenizer))
+
+
+def template_notices(config: Config, data: Data, tokenizer: Any) -> Iterator[str]:
+    """About the first of the rows that the chat template does not write as one would expect."""
+    for number, row in enumerate(islice(data.train, NOTED_ROWS), start=1):
+        if isinstance(row["prompt"], str):
+            continue
+        place = numbered(row, number, "the training data")
+        notes = in_row(*place, template_notes, tokenizer, row, config.method.reads)
+        if notes:
+            yield f"row {place[0]} of {place[1]}: {'; '.join(notes)}"
+            return
 
 
 def _first(rows: Sequence[Row]) -> list[Row]:
