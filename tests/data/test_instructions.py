@@ -192,6 +192,8 @@ def test_a_run_sees_prompt_input_answer_and_the_pair(split: str) -> None:
     for row, seen in zip(recorded, load_task("instructions").rows(split), strict=True):
         assert seen == {
             **row,
+            "chosen": f" {row['chosen']}",
+            "rejected": f" {row['rejected']}",
             "prompt": f"Instruction: {row['instruction']}\nAnswer:",
             "input": row["instruction"],
             "answer": row["chosen"],

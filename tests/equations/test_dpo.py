@@ -55,7 +55,7 @@ def plain_logp(model: Any, prompt: str, text: str) -> Tensor:
     """log π of a whole text and its end."""
     tokenizer = tiny_policy("gpt2").tokenizer
     head = tokenizer(prompt)["input_ids"]
-    tail = [*tokenizer(text if prompt.endswith(" ") else f" {text}")["input_ids"], 0]
+    tail = [*tokenizer(text)["input_ids"], 0]
     logits = model(torch.tensor([head + tail])).logits[0, len(head) - 1 : -1]
     return logits.log_softmax(-1).gather(1, torch.tensor(tail)[:, None]).sum()
 
@@ -120,9 +120,8 @@ def test_at_the_start_nothing_is_preferred() -> None:
 
 def plain_means(model: Any, row: dict[str, str]) -> tuple[Tensor, Tensor]:
     """The mean log-prob of the chosen text's tokens and of the rejected one's, their ends included."""
-    space = "" if row["prompt"].endswith(" ") else " "
     tokenizer = tiny_policy("gpt2").tokenizer
-    lengths = [len(tokenizer(space + row[side])["input_ids"]) + 1 for side in ("chosen", "rejected")]
+    lengths = [len(tokenizer(row[side])["input_ids"]) + 1 for side in ("chosen", "rejected")]
     texts = (plain_logp(model, row["prompt"], row[side]) for side in ("chosen", "rejected"))
     won, lost = (logp / length for logp, length in zip(texts, lengths, strict=True))
     return won, lost

@@ -13,7 +13,7 @@ from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.data.prompts import Row
 from vigneron.errors import UserError
-from vigneron.methods import build_method
+from vigneron.methods import build_method, gad
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.reference import Reference
 from vigneron.rollout.demonstrations import demonstrations
@@ -154,3 +154,10 @@ def test_a_warmup_that_leaves_no_step_for_the_child_is_refused(tiny_folder: Path
     with pytest.raises(UserError, match=r"`method.warmup: 4` leaves none of 4 steps to train the model in"):
         tiny_config(tiny_folder, data, method=METHOD | {"warmup": 4}, **COMMON, steps=4)
     assert tiny_config(tiny_folder, data, method=METHOD | {"warmup": 3}, **COMMON, steps=4).method.name == "gad"
+
+
+def test_the_parents_answer_follows_a_text_as_an_answer_does_and_a_conversation_as_it_is() -> None:
+    """A sample has its own space: else D could tell the two apart by that."""
+    assert gad.spoken("The opposite of hot is", "cold") == " cold"
+    assert gad.spoken("Hot?\n", "cold") == "cold"
+    assert gad.spoken([{"role": "user", "content": "Hot?"}], "cold") == "cold"

@@ -42,13 +42,9 @@ def plain_score(model: Any, text: str) -> Tensor:
     return model(torch.tensor([ids])).logits[0, 0]
 
 
-def joined(prompt: str, text: str) -> str:
-    return prompt + text if prompt.endswith(" ") else f"{prompt} {text}"
-
-
 def plain_rewards(model: Any) -> tuple[Tensor, Tensor]:
     return tuple(  # type: ignore[return-value]
-        torch.stack([plain_score(model, joined(row["prompt"], row[side])) for row in ROWS])
+        torch.stack([plain_score(model, row["prompt"] + row[side]) for row in ROWS])
         for side in ("chosen", "rejected")
     )
 

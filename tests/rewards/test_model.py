@@ -34,9 +34,10 @@ def plain_better(prompt: str, one: str, other: str) -> float:
 
 
 def test_a_score_is_of_the_prompt_with_the_completion() -> None:
+    """Joined as they were sampled."""
     prompts: list[Any] = ["say", "say", "go ", [{"role": "user", "content": "hi"}], "q"]
     completions: list[Any] = ["hot", " hot", "on", [{"role": "assistant", "content": "yo"}], ""]
-    wanted = [plain(text) for text in ("say hot", "say hot", "go on", "user: hi\nanswer: yo", "q ")]
+    wanted = [plain(text) for text in ("sayhot", "say hot", "go on", "user: hi\nanswer: yo", "q")]
     got = ModelReward(SCORER)(prompts=prompts, completions=completions, completion_ids=None, answer=["x"] * 5)
     assert got == pytest.approx(wanted, abs=1e-10)
 

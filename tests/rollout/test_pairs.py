@@ -94,7 +94,7 @@ HI = "user: hi\nanswer: "
 
 def test_a_batch_has_the_chosen_text_and_next_to_it_the_rejected_one() -> None:
     batch = Pairs(tiny_policy("gpt2"))(ROWS, first=3)
-    wanted = [(*as_bytes(text), 0) for text in (" yes", " no", "yo", "no")]
+    wanted = [(*as_bytes(text), 0) for text in ("yes", " no", "yo", "no")]
     assert list(batch.samples.completion_lists()) == wanted
     assert batch.samples.prompt_ids == (*(as_bytes("say"),) * 2, *(as_bytes(HI),) * 2)
     assert batch.packing.paired
@@ -160,4 +160,4 @@ def test_a_task_without_pairs_is_refused_and_one_with_pairs_read() -> None:
         load_data(config("colors"))
     data = load_data(config("instructions"))
     assert (len(data.train), len(data.held_out)) == (436, 122)
-    assert all(row["chosen"] == row["answer"] != row["rejected"] for row in data.train)
+    assert all(row["chosen"] == f" {row['answer']}" != row["rejected"] for row in data.train)

@@ -155,7 +155,7 @@ def test_a_checkpoint_is_a_transformers_classifier(tiny_folder: Path, trained_on
     )
     reward = build_reward(config.reward, load_checker("equality"))
     with torch.no_grad():
-        wanted = [float(loaded(torch.tensor([[*tokenizer(t)["input_ids"], 0]])).logits) for t in ("say a b", "x y")]
+        wanted = [float(loaded(torch.tensor([[*tokenizer(t)["input_ids"], 0]])).logits) for t in ("say ab", "x y")]
     assert reward(prompts=["say a", "x "], completions=["b", "y"]) == pytest.approx(wanted, abs=1e-5)
     with pytest.raises(UserError, match="cannot generate text"):
         run.sample(["say"])

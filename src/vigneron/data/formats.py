@@ -38,8 +38,10 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
 
 
 def answered(row: Row, completion: Any) -> Row:
-    """The prompt of a row (`prompt_of`) with a completion as its answer. A conversation is kept whole: the model's
-    turns are its answers, and the turns between them are read."""
+    """The prompt of a row (`prompt_of`) with a completion as its answer. A text follows the prompt's text directly. A
+    conversation is kept whole: the model's turns are its answers, and the turns between them are read."""
+    if isinstance(row["prompt"], str):
+        return {**row, "completion": completion, "answer": completion}
     if not isinstance(completion, list) or len(completion) == 1:
         return {**row, "answer": completion}
     before = [*row["prompt"], *completion[:-1]]

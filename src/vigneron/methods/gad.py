@@ -17,14 +17,15 @@ from torch import Tensor
 from vigneron.batch import Batch
 from vigneron.config import GadConfig
 from vigneron.core.losses import bradley_terry
-from vigneron.data.prompts import completion_text
+from vigneron.data.formats import answered
+from vigneron.data.prompts import completion_text, prompt_of
 from vigneron.methods import grpo
 from vigneron.methods.terms import pair_term, sides
 from vigneron.policy.from_config import new_scorer
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
-from vigneron.rollout.demonstrations import Demonstrations
+from vigneron.rollout.demonstrations import Demonstrations, continuation
 from vigneron.rollout.pairs import Pairs
 from vigneron.training.method import Method, Metrics, Update
 from vigneron.training.optimizers import make_optimizers
@@ -38,7 +39,8 @@ def build(parts: Parts, options: GadConfig) -> Method:
 
     def reward(batch: Batch, *, whole_step: bool = True) -> Batch:
         """R = D(x, y)."""
-        texts = Demonstrations(discriminator)(rows_of(batch, "answer"))
+        rows = [answered(prompt_of(row), row["sampled"]) for row in rows_of(batch, "sampled")]
+        texts = Demonstrations(discriminator)(rows)
         scores_B = scores_in_parts(discriminator, assign_ranks(texts), tokens)
         return batch.with_signals(rewards_B=scores_B.float().to(batch.samples.completion_BT.device))
 
@@ -46,7 +48,7 @@ def build(parts: Parts, options: GadConfig) -> Method:
         """The parent's answer and the child's sample, for samples whose row has an answer."""
         answers = batch.samples.columns.get("answer", (None,) * len(batch))
         rows = [
-            {**row, "chosen": completion_text(answer)}
+            {**row, "chosen": spoken(row["prompt"], completion_text(answer))}
             for row, answer in zip(rows_of(batch, "rejected"), answers, strict=True)
             if answer
         ]
@@ -75,6 +77,11 @@ def load_discriminator(parts: Parts) -> Policy:
     discriminator = new_scorer(parts.config, weights="auto" if weights == "4bit" else weights)
     set_reward_model_kind(discriminator, "reward")
     return discriminator
+
+
+def spoken(prompt: Any, answer: str) -> str:
+    """The parent's answer as it follows the prompt."""
+    return continuation(prompt, answer) if isinstance(prompt, str) else answer
 
 
 def rows_of(batch: Batch, column: str) -> list[dict[str, Any]]:
