@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ def test_jsonl_rows_keep_their_types_and_blank_lines_are_skipped(tmp_path: Path)
     text = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n  \n"
     assert read_rows(write(tmp_path / "rows.jsonl", text)) == rows
     assert read_rows(str(write(tmp_path / "windows.jsonl", text.replace("\n", "\r\n")))) == rows
+    for name in ("rows.ndjson", "ROWS.JSONL", "ROWS.NDJSON", "ROWS.JSON"):
+        assert read_rows(write(tmp_path / name, text)) == rows
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
@@ -34,6 +37,20 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         {"prompt": 'red, "and" blue', "answer": "purple", "level": "3"},
         {"prompt": "two\nlines", "answer": "café", "level": None},
     ]
+    assert read_rows(write(tmp_path / "ROWS.CSV", b"prompt, answer \na, b\n")) == [{"prompt": "a", "answer": " b"}]
+    assert read_rows(write(tmp_path / "SAME.CSV", b"a, a\nb,c\n")) == [{"a": "b", " a": "c"}]
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.json", "a b.tsv.gz"])
+def test_another_encoding_is_named_with_a_command_that_converts_it(tmp_path: Path, name: str, encoding: str) -> None:
+    text = "prompt\tanswer\nHi\té\n" if "tsv" in name else "prompt\nHi é\n" if "csv" in name else '{"prompt": "é"}\n'
+    data = text.encode(encoding)
+    path = write(tmp_path / name, gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(UserError, match=f"'{path}' is {encoding} text, by its byte-order mark: convert it") as caught:
+        read_rows(path)
+    command = str(caught.value).split("`")[1].removesuffix(" > NEW")
+    assert subprocess.check_output(command, shell=True).decode() == text
 
 
 @pytest.mark.parametrize(
@@ -45,9 +62,29 @@ def test_csv_rows_are_texts_with_quotes_newlines_and_a_byte_order_mark(tmp_path:
         ("a.jsonl", '{"prompt": "x"}\n["x"]\n', "'.*a.jsonl', line 2 is not a JSON object"),
         ("a.jsonl", '{"prompt": "' + "x" * LONGEST_LINE + '"}\n', "'.*a.jsonl', line 1 is longer than"),
         ("a.jsonl", b'{"prompt": "caf\xe9"}\n', "'.*a.jsonl', line 1 is not UTF-8"),
-        ("a.csv", b"prompt\ncaf\xe9\n", "'.*a.csv' is not UTF-8"),
+        ("a.csv", b"prompt\na\ncaf\xe9\n", "'.*a.csv', row 2 is not UTF-8"),
+        ("a.csv", b"caf\xe9\na\n", "'.*a.csv', line 1 is not UTF-8"),
+        ("a.csv", "prompt,answer\ra,b\rc,d\r", r"'.*a.csv' ends its lines as old Macs did.*: convert it with `tr '"),
+        ("a.csv", "prompt,answer\na,b\rc\nd,e\n", "'.*a.csv', line 2: a carriage return stands outside of quotes"),
+        (
+            "a.csv",
+            'prompt, answer\n"a", "b, c"\n',
+            r"'.*a.csv', row 1 has more fields .*; write no space before a quote",
+        ),
+        ("a.jsonl", '{"prompt": "x"},\n', r"'.*a.jsonl', line 1 is not JSON: Extra data: a comma follows the object"),
+        ("a.jsonl", '{"prompt": "x"} {"prompt": "y"}\n', ".*line 1 .*: a second object follows in the line: write one"),
+        ("a.jsonl", '{"prompt": "x"}\r{"prompt": "y"}\r', ".*line 1 .*: the lines end as old Macs ended them"),
+        (
+            "a.jsonl",
+            '{"prompt": "x"} # old\n',
+            ".*line 1 is not JSON: Extra data: '# old' follows the object: remove it",
+        ),
         ("a.csv", "prompt,answer\na,b\nc,d,e,f\n", r"'.*a.csv', row 2 has more fields than its header: \['e', 'f'\]"),
-        ("a.csv", 'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n', "'.*a.csv' is not valid CSV"),
+        (
+            "a.csv",
+            'prompt\n"' + "x" * (LONGEST_LINE + 1) + '"\n',
+            "'.*a.csv', line 2: a cell is longer than 10000000 char",
+        ),
         ("a.json", '[{"prompt": "x"}, {"prompt": }]', r"'.*a.json', row 2 is not JSON"),
         ("a.json", '[{"prompt": "x"}', r"'.*a.json', row 2 is not JSON: the list does not end"),
         ("a.json", '[{"prompt": "x"}, 3]', r"'.*a.json', row 2 is not a JSON object"),
@@ -110,9 +147,14 @@ GOOD = {"prompt": "x", "answer": "y"}
         ),
         ({"prompt": "", "answer": "y"}, "row 2 has an empty 'prompt': fill it in, or remove the row"),
         (
-            {"conversations": [{"from": "human", "value": "x"}], "answer": "y"},
-            "row 2 has no 'prompt': its `conversations` are ShareGPT's form: write them as `messages` with `role`",
+            {"Frage": "x", "Antwort": "y"},
+            r"row 2 has no 'prompt' .available: Frage.*: set `data.columns: \{prompt: Frage, answer: Antwort\}` if",
         ),
+        (
+            {"a": "x", "b": "y", "c": "z"},
+            r"row 2 has no 'prompt' .*: name it in `data.columns: \{prompt: NAME\}`, or set",
+        ),
+        ({"text": "x"}, "row 2 has no 'prompt' .*: split `text` into `prompt` and `completion`, which is trained on"),
         ({"prompt": [], "answer": "y"}, "row 2: 'prompt' is an empty list: give at least one message"),
         ({"prompt": "x", "answer": None}, "row 2 has no 'answer'"),
         ({"prompt": "x", "answer": " \n"}, "row 2 has no text in 'answer': add it, or set a `parent`"),

@@ -37,7 +37,7 @@ def write(path: Path, rows: list[Any]) -> Path:
 def _processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "several processes":
         monkeypatch.setattr(first_pass, "PARALLEL_FROM", 0)
-        monkeypatch.setattr(first_pass.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+        monkeypatch.setattr(first_pass, "cores", lambda: 3)
 
 
 @pytest.mark.usefixtures("_processes")
@@ -83,6 +83,23 @@ class TestPass:
         config = config_of(train, data={"train": str(train), "held_out": str(held_out)})
         (notice,) = load_data(config).notices
         assert notice.startswith("4 of 4 prompts of `held_out` are also in `train`, the first in row 1: 'p7'")
+
+    @pytest.mark.parametrize("talk", [False, True])
+    def test_forms_of_unicode_of_one_prompt_are_one_prompt(self, tmp_path: Path, talk: bool) -> None:
+        texts = "caf\u00e9?", "cafe\u0301?"
+        prompts = [[{"role": "user", "content": text}] if talk else text for text in texts]
+        train, held_out = (
+            write(tmp_path / f"{number}.jsonl", [{"prompt": prompt, "answer": "a"}])
+            for number, prompt in enumerate(prompts)
+        )
+        (notice,) = load_data(config_of(train, data={"train": str(train), "held_out": str(held_out)})).notices
+        assert notice.startswith("1 of 1 prompts of `held_out` are also in `train`")
+
+
+def test_a_prompt_of_many_marks_is_hashed_in_linear_time() -> None:
+    """To normalise them takes hours."""
+    marks = "\u0301\u0323" * 500_000
+    assert digests.prompt_digest({"prompt": f"a{marks}"}) != digests.prompt_digest({"prompt": f"b{marks}"})
 
 
 def test_the_longest_rows_are_known_and_the_record_is_that_of_a_list(

@@ -219,13 +219,22 @@ def test_tables_separated_by_tabs_and_compressed_tables(tmp_path: Path) -> None:
         ("a.csv", "prompt\tanswer\na\tb\n", "'.*a.csv', line 1 separates its columns by a tab: name it .tsv"),
         ("a.tsv", "prompt,answer\na,b\n", "'.*a.tsv', line 1 separates its columns by ',': name it .csv"),
         ("a.csv", "prompt,prompt\na,b\n", "'.*a.csv', line 1 names the column 'prompt' twice: rename one"),
-        ("a.csv", 'prompt,answer\na,b\n"c,d\ne,f\n', "'.*a.csv', row 2: a quote is opened and never closed"),
+        ("a.csv", 'prompt,answer\na,b\n"c,d\ne,f\n', "'.*a.csv', lines 3 to 4: a quote is opened and never closed"),
+        ("a.csv", 'prompt,answer\n"Yes" she said,b\n', "'.*a.csv', line 2: text follows the closing quote of a cell: "),
+        ("a.tsv", 'q\ta\n1\t2\n"one\t1\ntwo "2"\t3\n', "'.*a.tsv', lines 3 to 4: text follows the closing quote"),
+        ("a.tsv", 'q\ta\n"one\t1\ntwo\t2\nthree"\t3\n4\t4\n', "'.*a.tsv', lines 2 to 4 are one cell, from a quote to"),
     ],
 )
 def test_a_table_that_is_read_wrongly_is_refused(tmp_path: Path, name: str, text: str, line: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=f"^data: {line}"):
         open_source(SourceSpec((str(tmp_path / name),)))
+
+
+def test_a_rightly_quoted_cell_of_a_tsv_file_may_hold_lines_and_tabs(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('q\ta\n"if x:\n\ty\n\tz"\t1\n"""Yes"" she said"\t2\n5\'10" tall\t3\n')
+    rows = [("if x:\n\ty\n\tz", "1"), ('"Yes" she said', "2"), ("5'10\" tall", "3")]
+    assert [tuple(row.values()) for row in read_rows(tmp_path / "a.tsv")] == rows
 
 
 def test_an_empty_list_of_files_is_one_line() -> None:

@@ -16,8 +16,9 @@ from vigneron.recipe import check_config
 from vigneron.rollout.pairs import OrderedPairs, Pairs, paired_up, sequences_of
 from vigneron.run_data.load import load_data
 
-USER, GOOD, BAD = (
-    {"role": role, "content": text} for role, text in (("user", "hi"), ("assistant", "yo"), ("assistant", "no"))
+SYSTEM, USER, GOOD, BAD = (
+    {"role": role, "content": text}
+    for role, text in (("system", "s"), ("user", "hi"), ("assistant", "yo"), ("assistant", "no"))
 )
 
 
@@ -44,6 +45,17 @@ def complaint(*rows: dict[str, Any]) -> str:
         ((None, "a b", "a b c"), ("a", " b", " b c")),
         (([USER], [GOOD], [BAD]), ([USER], [GOOD], [BAD])),
         ((None, [USER, GOOD], [USER, BAD]), ([USER], [GOOD], [BAD])),
+        (("hi", [GOOD], [BAD]), ([USER], [GOOD], [BAD])),
+        ((" hi\n", [USER, GOOD], [USER, BAD]), ([USER], [GOOD], [BAD])),
+        (("hi", [SYSTEM, USER, GOOD], [SYSTEM, USER, BAD]), ([SYSTEM, USER], [GOOD], [BAD])),
+        ((None, "问:法国首都?答:巴黎", "问:法国首都?答:罗马"), ("问:法国首都?答:", "巴黎", "罗马")),
+        ((None, "答:42", "答:43"), ("答:", "42", "43")),
+        ((None, "答: 巴黎", "答: 罗马"), ("答:", " 巴黎", " 罗马")),
+        ((None, "日本のガ", "日本のカ"), ("日本の", "ガ", "カ")),
+        ((None, "日本のカ\u3099", "日本のカ"), ("日本の", "カ\u3099", "カ")),  # ガ of two code points
+        ((None, "ไปกิน", "ไปกัน"), ("ไป", "กิน", "กัน")),
+        ((None, "答👍🏽", "答👍🏿"), ("答", "👍🏽", "👍🏿")),
+        ((None, "用 Python 写", "用 Pytorch 写"), ("用", " Python 写", " Pytorch 写")),
     ],
 )
 def test_trls_formats(given: Any, wanted: Any) -> None:
@@ -75,6 +87,20 @@ def test_bad_pairs_are_named_by_their_row() -> None:
         ([*empty, USER, GOOD], "turn 1 of chosen is an empty answer"),
     ):
         assert f"row 1: {line}" in complaint({"prompt": [USER], "chosen": chosen, "rejected": [BAD]})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        (
+            "ho",
+            "row 1: prompt is a text, and `chosen` and `rejected` do not begin with the same turns of which the last",
+        ),
+        ([USER], "row 1: `chosen` and `rejected` begin with the prompt again: leave `prompt` out"),
+    ],
+)
+def test_sides_that_begin_with_another_prompt_are_named(prompt: Any, line: str) -> None:
+    assert line in complaint({"prompt": prompt, "chosen": [USER, GOOD], "rejected": [USER, BAD]})
 
 
 def test_a_text_preferred_to_itself_is_left_out_and_counted() -> None:

@@ -4,21 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from vigneron.data.first_pass import MissingColumn, read_list
-from vigneron.data.formats import is_conversation
+from vigneron.data.formats import ROLES, is_conversation, refuse_unknown_roles
 from vigneron.data.prompts import Row
-from vigneron.errors import UserError, did_you_mean
+from vigneron.errors import UserError, did_you_mean, nearest
 from vigneron.policy.message_forms import message_fault
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN_ROLES = frozenset(ROLES)
 ANSWERS = (str, int, float)
 RESERVED = {"prompts", "completions", "completion_ids", "completion_truncated", "log_extra", "log_metric"}
-
-
-SHAREGPT = (
-    "its `conversations` are ShareGPT's form: write them as `messages` with `role` (human: user, gpt: assistant) and "
-    "`content` in place of `from` and `value`"
-)
 
 
 def check_rows(rows: Sequence[Row], columns: Sequence[str], where: str) -> None:
@@ -60,11 +53,7 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
             hint = did_you_mean(column, has) if has else ""
             if blank and column != "answer":
                 raise UserError(f"data: {place} has an empty '{column}': fill it in, or remove the row")
-            if isinstance(row.get("conversations"), list):
-                hint = f": {SHAREGPT}"
-            fix = ": add it, or set a `parent` that answers" if column == "answer" else ""
-            if column == "prompt" and (meant := next((name for name in PROMPT_NAMES if name in has), None)):
-                fix = f": set `data.columns: {{prompt: {meant}}}` if that is it, or `data.template`"
+            fix = _fix(column, columns, row, has)
             lacks = f"has no text in '{column}'" if blank else f"has no '{column}'{hint}"
             raise MissingColumn(f"data: {place} {lacks}", column, fix)
     for column in () if RESERVED.isdisjoint(row) else row.keys() & RESERVED:
@@ -85,13 +74,19 @@ def check_row(row: Row, columns: Sequence[str], place: object) -> None:
                 known = KNOWN_ROLES.issuperset([message["role"] for message in messages])
             except (TypeError, KeyError):  # no messages
                 continue
-            if not known:
-                _refuse_roles(messages, f"data: {place}: {column}")
+            if not known and is_conversation(messages):
+                refuse_unknown_roles(messages, f"data: {place}: {column}")
 
 
-def _refuse_roles(messages: Any, where: str) -> None:
-    """Raise for unknown roles: many templates render any role, so a typo would be trained on."""
-    for turn, message in enumerate(messages if is_conversation(messages) else (), start=1):
-        if message["role"] not in ROLES:
-            known = did_you_mean(message["role"], ROLES)
-            raise UserError(f"{where}, turn {turn}: unknown role '{message['role']}'{known}")
+def _fix(column: str, columns: Sequence[str], row: Row, has: Sequence[str]) -> str:
+    """What to do about a missing column of a row, which has others."""
+    if column == "prompt" and "answer" in columns and set(has) == {"text"}:
+        return ": split `text` into `prompt` and `completion`, which is trained on, or into `messages`"
+    if column == "prompt" and (meant := next((name for name in PROMPT_NAMES if name in has), None)):
+        return f": set `data.columns: {{prompt: {meant}}}` if that is it, or `data.template`"
+    if not has or any(name in row for name in columns) or nearest(column, has) is not None:
+        return ": add it, or set a `parent` that answers" if column == "answer" else ""
+    if len(columns) != len(has):
+        return f": name it in `data.columns: {{{column}: NAME}}`" + (", or set `data.template`" * (column == "prompt"))
+    names = ", ".join(f"{ours}: {theirs}" for ours, theirs in zip(columns, has, strict=True))
+    return f": set `data.columns: {{{names}}}` if that is it"

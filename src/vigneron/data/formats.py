@@ -10,14 +10,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vigneron.data.foreign_messages import with_messages
 from vigneron.data.prompts import Row, completion_text
-from vigneron.errors import UserError
-from vigneron.policy.message_forms import are_messages, message_fault, message_text
+from vigneron.errors import UserError, did_you_mean
+from vigneron.policy.message_forms import SPEAKERS, are_messages, message_fault, message_text
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def with_prompts_and_answers(rows: Sequence[Row], where: str) -> list[Row]:
     """Every row with `prompt` and `answer`. Errors name the row by its number."""
-    return [with_prompt_and_answer(row, f"{where}, row {number}") for number, row in enumerate(rows, start=1)]
+    places = (f"{where}, row {number}" for number in range(1, len(rows) + 1))
+    return [with_prompt_and_answer(with_messages(row, place), place) for row, place in zip(rows, places, strict=True)]
 
 
 def without_demonstrations(row: Row) -> Row:
@@ -82,6 +86,7 @@ def _of_messages(messages: Any, place: object) -> tuple[Any, str]:
         raise UserError(f"data: {place}: {message_fault(messages, 'messages')}")
     last = last_answer(messages)
     if last < 0:
+        refuse_unknown_roles(messages, f"data: {place}: messages")
         raise UserError(f"data: {place}: messages has no turn of role 'assistant' to train on: add one")
     if messages[0]["role"] == "assistant":
         raise UserError(f"data: {place}: messages begins with role 'assistant': put a turn of role 'user' before it")
@@ -98,6 +103,11 @@ def _of_completion(prompt: Any, completion: Any, place: object) -> tuple[Any, st
         raise UserError(f"data: {place}: {message_fault(completion, 'completion')}")
     if not isinstance(completion, list):
         raise UserError(f'data: {place}: completion must be a text or a list of {{"role": …, "content": …}} messages')
+    if prompt in (None, "", []):
+        raise UserError(
+            f"data: {place}: completion is a list of messages, and the row has no `prompt`: add it, or name a whole "
+            "conversation `messages`"
+        )
     if not is_conversation(prompt):
         raise UserError(
             f"data: {place}: completion is a list of messages and prompt is not: use the same form for both"
@@ -106,6 +116,16 @@ def _of_completion(prompt: Any, completion: Any, place: object) -> tuple[Any, st
         raise UserError(f"data: {place}: completion does not end with a turn of role 'assistant': add one")
     _refuse_empty(completion, "completion", place)
     return [*prompt, *completion[:-1]], message_text(completion[-1])
+
+
+def refuse_unknown_roles(messages: Sequence[dict[str, Any]], where: str) -> None:
+    """Many templates render any role, so a typo would be trained on."""
+    for turn, message in enumerate(messages, start=1):
+        role = message["role"]
+        if role not in ROLES:
+            known = SPEAKERS.get(role.lower())
+            meant = did_you_mean(role, ROLES) if known is None else f" (did you mean '{known}'?)"
+            raise UserError(f"{where}, turn {turn}: unknown role '{role}'{meant}")
 
 
 def _refuse_empty(messages: Sequence[dict[str, Any]], column: str, place: object) -> None:

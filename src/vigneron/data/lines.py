@@ -1,10 +1,12 @@
 """Files of text as rows: JSON Lines, CSV and TSV. An index of offsets is kept in memory, the rows stay in the file."""
 
+import codecs
 import csv
 import io
 import json
 import math
 import os
+import shlex
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +25,19 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 LONGEST_LINE = 10_000_000
 BOM = b"\xef\xbb\xbf"
+OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Byte-order marks of other encodings. That of UTF-32 begins with that of UTF-16."""
 BLOCK = 2**22
 """Bytes that are read together."""
 FIRST_OF_BLANK = np.frombuffer(b" \t\v\f\r\n" + BOM[:1], dtype=np.uint8)
 """Bytes that a blank line can begin with."""
 NEWLINE = 10
+QUOTING = 'a cell that begins with a quote is written in quotes, each of its own twice: """Yes"" she said"'
 
 
 @dataclass
@@ -47,7 +57,10 @@ class LineRows:
     def of(cls, path: Path, name: str, offsets: np.ndarray | None = None) -> "LineRows":
         """Index a file, unless its offsets are known. Raises for a line that is too long."""
         try:
-            if path.suffix in DELIMITERS:
+            if offsets is None:
+                with open_regular(path) as file:
+                    check_encoding(file.read(4), name)
+            if path.suffix.lower() in DELIMITERS:
                 header, offsets = _csv_index(path, name, offsets)
                 return cls(path, name, offsets, header)
             return cls(path, name, _jsonl_index(path, name) if offsets is None else offsets)
@@ -71,7 +84,7 @@ class LineRows:
         except OSError as error:
             raise UserError(f"data: cannot read '{self.name}': {error.strerror}") from error
         if self.header is not None:
-            return self._csv_row(_text(data.removeprefix(BOM), self.name), index)
+            return self._csv_row(data.removeprefix(BOM), index)
         if not data.endswith(b"\n") or data.count(b"\n") > 1:  # blank lines follow
             data = data.split(b"\n", 1)[0]
         return parse_line(self._decoded(data.removeprefix(BOM), index), lambda: self._line(index))
@@ -87,7 +100,7 @@ class LineRows:
         """Rows first … last − 1, each with its line of the file, or its lines."""
         if self.header is not None:
             for index, data in enumerate(self._pieces(first, last), start=first):
-                yield self._csv_row(_text(data, self.name), index), data.rstrip(b"\r\n")
+                yield self._csv_row(data, index), data.rstrip(b"\r\n")
             return
         decode = DECODER.raw_decode
         for index, data in enumerate(self._pieces(first, last), start=first):
@@ -143,16 +156,19 @@ class LineRows:
                 number, left = number + block.count(b"\n"), left - len(block)
         return f"data: '{self.name}', line {number}"
 
-    def _csv_row(self, text: str, index: int) -> Row:
+    def _csv_row(self, data: bytes, index: int) -> Row:
         assert self.header is not None
         place = f"data: '{self.name}', row {index + 1}"
+        text, delimiter = _text(data, place), DELIMITERS[self.path.suffix.lower()]
         csv.field_size_limit(LONGEST_LINE)
         try:
-            fields = next(csv.reader(io.StringIO(text, newline=""), delimiter=DELIMITERS[self.path.suffix]), [])
+            fields = next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), [])
         except csv.Error as error:
             raise UserError(f"data: '{self.name}' is not valid CSV: {error}") from error
         if len(fields) > len(self.header):
-            raise UserError(f"{place} has more fields than its header: {fields[len(self.header) :]}")
+            spaced = any(field.startswith(' "') for field in fields)
+            fix = "; write no space before a quote" if spaced else ""
+            raise UserError(f"{place} has more fields than its header: {fields[len(self.header) :]}{fix}")
         return dict(zip(self.header, [*fields, *[None] * (len(self.header) - len(fields))], strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -195,36 +211,73 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
     """The header, and the start of every record: a quoted cell may contain line breaks."""
     csv.field_size_limit(LONGEST_LINE)
     offsets, at = array("q"), 0
+    delimiter = DELIMITERS[path.suffix.lower()]
     with open_regular(path) as file:
 
         def lines() -> Iterator[str]:
             nonlocal at
             for line in file:
-                text = _text(line.removeprefix(BOM) if at == 0 else line, name)
+                where = f"data: '{name}', row {len(offsets) + 1}" if at else f"data: '{name}', line 1"
+                text = _text(line.removeprefix(BOM) if at == 0 else line, where)
                 at += len(line)
                 yield text
 
-        delimiter = DELIMITERS[path.suffix]
-        reader = csv.reader(lines(), delimiter=delimiter)
+        reader, line = csv.reader(lines(), delimiter=delimiter, strict=True), 0
         try:
-            header = tuple(next(reader, ()))
+            header = _without_spaces(tuple(next(reader, ())))
             if not header and at:
                 raise UserError(f"data: '{name}', line 1 is blank: the first line must name the columns")
             if known is not None:
                 return header, known
             _check_header(header, delimiter, f"data: '{name}', line 1")
-            start = at
+            start, line = at, reader.line_num
             for record in reader:
                 if record:  # a blank line is no record
                     offsets.append(start)
-                start = at
+                if delimiter == "\t" and reader.line_num > line + 1:
+                    _check_tabs(record, len(header) - 1, f"data: '{name}', {_lines(line + 1, reader.line_num)}")
+                start, line = at, reader.line_num
         except csv.Error as error:
-            raise UserError(f"data: '{name}' is not valid CSV: {error}") from error
-        if offsets:
-            file.seek(offsets[-1])
-            _check_closed(_text(file.read(), name), delimiter, f"data: '{name}', row {len(offsets)}")
+            file.seek(0)
+            has_newlines = b"\n" in file.read(BLOCK)
+            where = f"data: '{name}', {_lines(line + 1, reader.line_num)}"
+            raise UserError(_csv_fault(str(error), where, name, has_newlines)) from error
     offsets.append(at)
     return header, np.frombuffer(offsets, dtype=np.int64)
+
+
+def _lines(first: int, last: int) -> str:
+    return f"line {first}" if first == last else f"lines {first} to {last}"
+
+
+def _without_spaces(header: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the columns without the spaces around them, if they are still different."""
+    names = tuple(name.strip() for name in header)
+    return names if len(set(names)) == len(names) else header
+
+
+def _check_tabs(record: Sequence[str], tabs: int, where: str) -> None:
+    """A record of several lines: if each of them is a row by its number of tabs, a stray quote has joined them."""
+    if any("\t" in cell for cell in record) and all(
+        line.count("\t") == tabs for line in "\t".join(record).split("\n") if line.strip()
+    ):
+        raise UserError(f"{where} are one cell, from a quote to the next one, and each looks like a row: {QUOTING}")
+
+
+def _csv_fault(error: str, where: str, name: str, has_newlines: bool) -> str:
+    """An error of Python's reader in plain words."""
+    if "expected after" in error:
+        return f"{where}: text follows the closing quote of a cell: {QUOTING}"
+    if "end of data" in error:
+        return f"{where}: a quote is opened and never closed: close it, or double it"
+    if "new-line character" in error and not has_newlines:
+        fix = f"tr '\\r' '\\n' < {shlex.quote(name)} > NEW"
+        return f"data: '{name}' ends its lines as old Macs did, by a carriage return alone: convert it with `{fix}`"
+    if "new-line character" in error:
+        return f"{where}: a carriage return stands outside of quotes: quote the cell, or remove it"
+    if "field limit" in error:
+        return f"{where}: a cell is longer than {LONGEST_LINE} characters; is a quote opened and never closed?"
+    return f"{where} is not valid CSV: {error}"
 
 
 def _check_header(header: tuple[str, ...], delimiter: str, where: str) -> None:
@@ -239,20 +292,20 @@ def _check_header(header: tuple[str, ...], delimiter: str, where: str) -> None:
             raise UserError(f"{where} separates its columns by {separator}: {fix}")
 
 
-def _check_closed(record: str, delimiter: str, where: str) -> None:
-    """The last record: an open quote takes all that follows for its cell."""
-    try:
-        next(csv.reader(io.StringIO(record, newline=""), delimiter=delimiter, strict=True), None)
-    except csv.Error as error:
-        if "end of data" in str(error):
-            raise UserError(f"{where}: a quote is opened and never closed: close it, or double it") from None
-
-
-def _text(data: bytes, name: str) -> str:
+def _text(data: bytes, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"data: '{name}' is not UTF-8 text ({error.reason})") from error
+        raise UserError(f"{where} is not UTF-8 text ({error.reason})") from error
+
+
+def check_encoding(first: bytes, name: str) -> None:
+    """Raise for a file whose first bytes are the mark of another encoding than UTF-8."""
+    for mark, encoding in OTHER_MARKS.items():
+        if first.startswith(mark):
+            read = f"gzip -dc {shlex.quote(name)}" if name.lower().endswith(".gz") else f"cat {shlex.quote(name)}"
+            command = f"{read} | iconv -f {encoding} -t UTF-8 > NEW"
+            raise UserError(f"data: '{name}' is {encoding} text, by its byte-order mark: convert it with `{command}`")
 
 
 def _invalid_number(name: str) -> NoReturn:
@@ -268,9 +321,22 @@ DECODER = json.JSONDecoder(parse_constant=_invalid_number, parse_float=_finite, 
 """JSON that can also be written back to the run's folder: no NaN, no infinite or very long number."""
 
 
-def _line_hint(line: str) -> str:
-    """What the file may be, by a line that is not JSON."""
+def _what_follows(text: str, *, after_return: bool) -> str:
+    """What to do about a text that follows a line's object; `after_return`: after a carriage return."""
+    if text.startswith(","):
+        return ": a comma follows the object: remove it, or name a list of objects .json"
+    if text.startswith("{") and after_return:
+        return ": the lines end as old Macs ended them, by a carriage return alone: end them with a newline"
+    if text.startswith("{"):
+        return ": a second object follows in the line: write one object on each line"
+    return f": {text.rstrip()!r} follows the object: remove it"
+
+
+def _line_hint(line: str, error: json.JSONDecodeError) -> str:
+    """What the file may be, or what to do, by a line that is not JSON."""
     start = line.strip()
+    if start.startswith("{") and error.msg == "Extra data":
+        return _what_follows(line[error.pos : error.pos + 20], after_return=line[error.pos - 1] == "\r")
     if start in ("{", "[", "[{"):
         return ": a .jsonl file has one whole object on each line; a .json file may be a list of objects"
     if start and start[0] not in '{["' and "," in start:
@@ -283,7 +349,7 @@ def parse_line(line: str, where: Any) -> Row:
     try:
         row = DECODER.decode(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where()} is not JSON: {error.msg}{_line_hint(line)}") from error
+        raise UserError(f"{where()} is not JSON: {error.msg}{_line_hint(line, error)}") from error
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise UserError(f"{where()} cannot be read: {reason}") from error

@@ -1,6 +1,6 @@
 """Where rows come from: files of several formats, folders of `save_to_disk`, and datasets of the Hugging Face hub.
 
-train.jsonl, train.csv, train.tsv         read from the file at every access
+train.jsonl, train.csv, train.tsv         read from the file at every access; .ndjson is .jsonl
 train.jsonl.gz, train.json, train.csv.gz  unpacked once into the cache folder
 train.parquet, a folder of `save_to_disk` through the `datasets` library
 hf:org/name                               the same, from the hub
@@ -25,8 +25,9 @@ from vigneron.data.unpack import unpacked
 from vigneron.errors import UserError, did_you_mean
 from vigneron.files import user_path
 
-PACKED = (".jsonl.gz", ".json.gz", ".json", ".csv.gz", ".tsv.gz")
-SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", *PACKED)
+PACKED = (".jsonl.gz", ".ndjson.gz", ".json.gz", ".json", ".csv.gz", ".tsv.gz")
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", *PACKED)
+"""Of a name in small letters."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 HUB_PAGE = re.compile(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)")
 LARGE = 50_000_000
@@ -171,9 +172,9 @@ def _open(name: str, spec: SourceSpec, offsets: Iterator[np.ndarray]) -> LineRow
     path = Path(name)
     if path.is_dir():
         return saved_rows(path, spec.split, spec.split_key)
-    if path.suffix == ".parquet":
+    if name.lower().endswith(".parquet"):
         return parquet_rows(path)
-    return LineRows.of(unpacked(path) if name.endswith(PACKED) else path, name, next(offsets, None))
+    return LineRows.of(unpacked(path) if name.lower().endswith(PACKED) else path, name, next(offsets, None))
 
 
 def source_names(name: str) -> list[str]:
@@ -199,10 +200,10 @@ def source_names(name: str) -> list[str]:
         if Path(each).is_dir():
             raise UserError(_no_saved_folder(Path(each)))
         if not Path(each).is_file():
-            hub = HUB_NAME.fullmatch(name) and "/" in name and not name.endswith(SUFFIXES)
+            hub = HUB_NAME.fullmatch(name) and "/" in name and not is_data_file(name)
             hint = f": a dataset of the hub is written `hf:{name}`" if hub else ""
             raise UserError(f"data: file not found: '{Path(each).absolute()}'{hint}")
-        if not each.endswith(SUFFIXES):
+        if not is_data_file(each):
             raise UserError(
                 f"data: '{each}' is not a .jsonl or .csv file, nor .tsv, .json, .parquet, .jsonl.gz or .csv.gz, a "
                 "folder of `save_to_disk`, or `hf:org/name`"
@@ -242,7 +243,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def is_data_file(name: str) -> bool:
-    return name.startswith(HUB) or name.endswith(SUFFIXES)
+    return name.startswith(HUB) or name.lower().endswith(SUFFIXES)
 
 
 def spec_dict(spec: SourceSpec) -> dict[str, Any]:

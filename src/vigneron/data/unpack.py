@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
-from vigneron.data.lines import BOM, DECODER, LONGEST_LINE
+from vigneron.data.lines import BOM, DECODER, LONGEST_LINE, check_encoding
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
 
@@ -22,7 +22,7 @@ def unpacked(path: Path) -> Path:
     """The file's rows as .jsonl, or as .csv or .tsv. It is written once for each version of the file."""
     stat = path.stat()
     key = sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:24]
-    suffix = next((kind for kind in (".csv", ".tsv") if path.name.endswith(f"{kind}.gz")), ".jsonl")
+    suffix = next((kind for kind in (".csv", ".tsv") if path.name.lower().endswith(f"{kind}.gz")), ".jsonl")
     target = cache_folder() / "data" / f"{key}{suffix}"
     if target.is_file():
         return target
@@ -42,9 +42,10 @@ def unpacked(path: Path) -> Path:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
         first = file.read(PIECE)
-        if path.name.endswith((".csv.gz", ".tsv.gz")):
+        check_encoding(first, str(path))
+        if path.name.lower().endswith((".csv.gz", ".tsv.gz")):
             while first:
                 yield first
                 first = file.read(PIECE)

@@ -41,6 +41,50 @@ def is_message(value: Any) -> bool:
     return isinstance(content, str) or (content is None and bool(calls))
 
 
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""The roles of ShareGPT's turns."""
+
+
+def with_role_and_content(turns: Sequence[Any], column: str) -> list[Any]:
+    """Turns of ShareGPT, and OpenAI's of `function_call`, as messages. What is no turn stays as it is."""
+    messages: list[Any] = []
+    call = ""
+    for number, turn in enumerate(turns, start=1):
+        message = turn
+        if isinstance(turn, dict) and {"from", "value"} <= turn.keys() and "role" not in turn:
+            message = _of_sharegpt(turn, f"turn {number} of {column}")
+        if isinstance(message, dict) and "function_call" in message:
+            call = f"call{number:05}"  # Mistral's template wants nine characters
+            message = _with_tool_call(message, call, f"turn {number} of {column}")
+        elif isinstance(message, dict) and message.get("role") == "function":
+            message = {**message, "role": "tool"} | ({"tool_call_id": call} if call else {})
+        messages.append(message)
+    return messages
+
+
+def _of_sharegpt(turn: dict[str, Any], where: str) -> dict[str, Any]:
+    speaker = turn["from"]
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
+        raise UserError(
+            f"{where} is from {speaker!r:.40}: of ShareGPT's form the turns of human, gpt and system are read; write "
+            "others with `role` and `content`, calls as `tool_calls`, results with the role 'tool'"
+        )
+    others = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    return {"role": SPEAKERS[speaker], "content": turn["value"], **others}
+
+
+def _with_tool_call(message: dict[str, Any], call: str, where: str) -> dict[str, Any]:
+    others = {name: value for name, value in message.items() if name != "function_call"}
+    function = message["function_call"]
+    if function is None:
+        return others
+    if _name(function) is None:
+        raise UserError(f"{where} has a `function_call` without a `name`: give `name` and `arguments`")
+    if message.get("tool_calls"):
+        raise UserError(f"{where} has both `function_call` and `tool_calls`: keep one")
+    return {"content": None, **others, "tool_calls": [{"id": call, "type": "function", "function": function}]}
+
+
 def message_fault(values: Any, column: str) -> str:
     """What keeps a column from being a list of messages; names the turn."""
     if not isinstance(values, list):

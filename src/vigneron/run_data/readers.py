@@ -5,9 +5,10 @@ from typing import Any
 from vigneron.config import Config, MethodOptions, SemanticRewardConfig
 from vigneron.data.dataset import ColumnReader, check_row
 from vigneron.data.first_pass import Reader
+from vigneron.data.foreign_messages import with_messages
 from vigneron.data.formats import with_prompt_and_answer, without_demonstrations
 from vigneron.data.pairs import PairReader
-from vigneron.data.prompts import Row, as_messages, completion_text
+from vigneron.data.prompts import Row, as_messages, completion_text, filled
 from vigneron.data.recorded import RecordedReader, score_of, without_record
 from vigneron.data.steps import LISTS, StepLabelReader, with_step_text
 from vigneron.data.tasks import load_task
@@ -186,7 +187,7 @@ class _Templated:
     def __call__(self, row: Row, place: object) -> Row | None:
         if self.template is not None:
             try:
-                row = {**row, "prompt": self.template.format(**row)}
+                row = {**row, "prompt": filled(self.template, row)}
             except KeyError as error:
                 column = str(error.args[0])
                 near = nearest(column, row)
@@ -195,7 +196,7 @@ class _Templated:
                 raise UserError(f"data.template: {place} has no column '{column}'{meant}: it has {listed}") from error
             except (IndexError, ValueError, AttributeError, TypeError, MemoryError, OverflowError) as error:
                 raise UserError(f"data: {place} does not fit the template: {error!r}") from error
-        return self.reader(row, place)
+        return self.reader(with_messages(row, place), place)
 
     def add(self, later: "_Templated") -> None:
         self.reader.add(later.reader)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from vigneron.config import Config
-from vigneron.data.prompts import Row, prompt_text
+from vigneron.data.prompts import Row, filled, prompt_text
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.policy.bundled import cache_folder
@@ -65,7 +65,7 @@ def questions(config: Config, rows: Sequence[Row]) -> list[Conversation]:
     conversations = []
     for number, row in enumerate(rows, start=1):
         try:
-            text = parent.input.format(**row) if parent.input is not None else _default_input(config, row)
+            text = filled(parent.input, row) if parent.input is not None else _default_input(config, row)
         except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"parent.input: row {number} does not fit {parent.input!r}: {error!r}") from error
         conversations.append(conversation(instruction, text))
