@@ -4,45 +4,111 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
+
+import regex
 
 from vigneron.errors import visible
 
 LONGEST_MARKS = 100
 
+# Sets of characters, for the flag V1 of `regex`.
+LETTER, MARK = r"\p{L}\p{N}_", r"\p{M}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+SPACELESS = r"[[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]&&[\p{L}\p{Nl}\p{M}]]"  # no digits
+"""Letters of the scripts that do not separate words by spaces."""
+SPACED = rf"[[{LETTER}{MARK}]--{SPACELESS}]"
+SPACELESS_LETTER = regex.compile(rf"[{SPACELESS}--\p{{M}}]\p{{M}}*+", regex.V1)
+
 
 def normalise(text: str) -> str:
     """Normalise for equality: without case, surrounding space and surrounding punctuation.
 
-    A minus sign before a digit is kept, and a text of only punctuation is unchanged.
+    What belongs to a value is kept: a sign or a decimal mark before a digit, `%` after one, `#` after a word of one
+    letter. A text of only punctuation is unchanged.
     """
-    text = " ".join(nfkc(text).casefold().split())
+    text = comparable(text)
     start, stop = 0, len(text)
-    while start < stop and _is_edge(text[start]) and not _is_sign(text, start):
+    while start < stop and _is_edge(text[start]) and not VALUE_START.match(text, start):
         start += 1
-    while stop > start and _is_edge(text[stop - 1]):
+    while stop > start and _is_edge(text[stop - 1]) and not _ends_value(text, stop):
         stop -= 1
     return text[start:stop] or text
 
 
+def comparable(text: str) -> str:
+    """The `standard` text without case, with single spaces, and none before a percent sign."""
+    return BEFORE_PERCENT.sub("", " ".join(nfkc(standard(text).casefold()).split()))
+
+
+VALUE_START = re.compile(r"-[.,]?\d|(?<![.,])[.,]\d")
+VALUE_END = re.compile(r"\d[%‰]\Z|\b[^\W\d_]#\Z")
+BEFORE_PERCENT = re.compile(r"(?<=\d) (?=[%‰])")
+
+RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹ⁱⁿ⁺⁻⁼⁽⁾]+")
+LOWERED = re.compile(r"(?<=\d)[₀₁₂₃₄₅₆₇₈₉]+|[₀₁₂₃₄₅₆₇₈₉]+(?=\d)")
+FRACTION = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞])")
+DASH = re.compile(r"[‐‒–—―](?=[.,]?\d)")
+UNITS = {code: unicodedata.decomposition(chr(code)).partition("> ")[2] for code in range(0x3371, 0x33E0)}
+SQUARED_UNITS = {code: "".join(chr(int(part, 16)) for part in parts.split()) for code, parts in UNITS.items()}
+"""`㎡` as `m²`, and the like."""
+DIRECTIONS = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "")
+ONE_SPELLING = {
+    **DIRECTIONS,
+    **{ord("\N{MINUS SIGN}"): "-", ord("\N{RIGHT SINGLE QUOTATION MARK}"): "'"},
+    **{ord("\N{FRACTION SLASH}"): "/", ord("\N{DIVISION SLASH}"): "/"},
+    **{ord("٫"): ".", ord("٬"): ",", ord("٪"): "%"},
+}
+
+
+def standard(text: str) -> str:
+    """One spelling of equal values: NFKC; the digits of every script in ASCII; `-` for a minus sign, and for a dash
+    before a number; `10^2` for `10²`, `101_2` for `101₂`, `5 1/2` for `5½`. ASCII is unchanged."""
+    if text.isascii():
+        return text
+    text = RAISED.sub(r"^\g<0>", text.translate(SQUARED_UNITS))
+    text = FRACTION.sub(" ", LOWERED.sub(_lowered, text))
+    text = nfkc(text).translate(ONE_SPELLING)
+    text = "".join(str(unicodedata.decimal(c, c)) for c in text)
+    return DASH.sub("-", text)
+
+
+def _lowered(digits: re.Match[str]) -> str:
+    """Apart from the digits beside them."""
+    before, after = digits.string[: digits.start()][-1:], digits.string[digits.end() :][:1]
+    return f"{'_' if before.isdecimal() else ''}{digits[0]}{'_' if after.isdecimal() else ''}"
+
+
 def nfkc(text: str) -> str:
-    """Unicode's form NFKC. Its time is quadratic in the length of a run of combining marks, so a run is normalised in
-    parts of `LONGEST_MARKS`."""
+    """Unicode's form NFKC."""
+    return _in_form(text, "NFKC")
+
+
+def nfc(text: str) -> str:
+    """Unicode's form NFC."""
+    return _in_form(text, "NFC")
+
+
+def _in_form(text: str, form: Literal["NFC", "NFKC"]) -> str:
+    """The time of `unicodedata` is quadratic in the length of a run of combining marks, so a run is normalised in parts
+    of `LONGEST_MARKS`."""
     if text.isascii():
         return text
     parts, start, marks = [], 0, 0
     for at, character in enumerate(text):
         marks = marks + 1 if unicodedata.combining(character) else 0
         if marks == LONGEST_MARKS:
-            parts.append(unicodedata.normalize("NFKC", text[start : at + 1]))
+            parts.append(unicodedata.normalize(form, text[start : at + 1]))
             start, marks = at + 1, 0
-    return "".join([*parts, unicodedata.normalize("NFKC", text[start:])])
+    return "".join([*parts, unicodedata.normalize(form, text[start:])])
+
+
+# With its combining marks; and a mark on no letter.
+NO_LETTER = regex.compile(r"[^\p{L}\p{M}\s\x1c-\x1f]\p{M}*+|(?<![\p{L}\p{M}])\p{M}++")
 
 
 def letters_only(text: str) -> str:
-    """Lowercase letters and single spaces only: everything else is deleted."""
-    letters = "".join(c if c.isalpha() or c.isspace() else "" for c in text.lower())
-    return " ".join(letters.split())
+    """Lowercase letters with their combining marks, and single spaces: everything else is deleted."""
+    return " ".join(NO_LETTER.sub("", nfc(text.lower())).split())
 
 
 def a_to_z_only(text: str) -> str:
@@ -51,8 +117,11 @@ def a_to_z_only(text: str) -> str:
 
 
 # A number with its sign and its decimal point; a word, with the apostrophes within it.
-WORD = re.compile(r"(?<!\w)-\d++(?:[.,]\d++)*+|(?<![\w.])-?\.\d++|\d++(?:[.,]\d++)++|\w++(?:'\w++)*+")
-PLAIN_MARKS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{RIGHT SINGLE QUOTATION MARK}": "'"})
+WORD = regex.compile(
+    rf"(?<![{LETTER}{MARK}])-\d++(?:[.,]\d++)*+|(?<![{LETTER}{MARK}.])-?\.\d++|\d++(?:[.,]\d++)++"
+    rf"|[{LETTER}][{LETTER}{MARK}]*+(?:'[{LETTER}{MARK}]++)*+",
+    regex.V1,
+)
 
 
 def words_only(text: str) -> str:
@@ -60,7 +129,7 @@ def words_only(text: str) -> str:
 
     A text without a word or number is kept as it is, but for space around it.
     """
-    return " ".join(WORD.findall(nfkc(text).casefold().translate(PLAIN_MARKS))) or text.strip()
+    return " ".join(WORD.findall(standard(text).casefold())) or text.strip()
 
 
 CLEANERS: dict[str, Callable[[str], str]] = {
@@ -72,9 +141,23 @@ CLEANERS: dict[str, Callable[[str], str]] = {
 """How the semantic reward cleans texts before it compares them (`reward.clean`)."""
 
 
+WORDS = regex.compile(rf"{SPACELESS_LETTER.pattern}|[[{LETTER}]--{SPACELESS}]{SPACED}*+", regex.V1)
+WORDS_AND_NUMBERS = regex.compile(
+    rf"(?<![{LETTER}{MARK}])-\d++(?:\.\d++)*+|(?<![{LETTER}{MARK}.])-?\.\d++|\d++(?:\.\d++)++"
+    rf"|[{LETTER}][{LETTER}{MARK}]*+",
+    regex.V1,
+)
+
+
 def words(text: str) -> list[str]:
-    """Runs of letters and digits, lowercase."""
-    return re.findall(r"\w+", text.casefold())
+    """Runs of letters and digits, lowercase, with their combining marks. In scripts without spaces between words
+    (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each letter is a word."""
+    return WORDS.findall(standard(text).casefold())
+
+
+def words_and_numbers(text: str) -> list[str]:
+    """Words as the text separates them, and numbers with their sign and their decimal point. A comma separates."""
+    return WORDS_AND_NUMBERS.findall(standard(text).casefold())
 
 
 @lru_cache(maxsize=16)  # the samples of a prompt follow one another
@@ -104,8 +187,9 @@ def _is_edge(character: str) -> bool:
     return character.isspace() or character in "`´" or kind[0] == "P" or kind in ("Cc", "Cf")
 
 
-def _is_sign(text: str, at: int) -> bool:
-    return text[at] in "-−" and text[at + 1 : at + 2].isdigit()
+def _ends_value(text: str, stop: int) -> bool:
+    """Whether the character before `stop` belongs to what it follows: `50%`, `C#`."""
+    return VALUE_END.search(text, max(0, stop - 3), stop) is not None and text[stop : stop + 1] != "#"
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -131,6 +131,28 @@ def test_inclusion_forgives_what_stands_around_the_answer() -> None:
     assert found == [1.0, 0.0, 0.0, None, 1.0]
 
 
+def test_strict_equality_knows_one_letter_in_two_forms() -> None:
+    strict = load_checker("strict_equality")
+    assert strict(prompts=[""] * 2, completions=["cafe\u0301", "٤٢"], answer=["café", "42"]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer", "right"),
+    [
+        ("cold and slow", "cold, slow", True),
+        ("slow, cold", "cold, slow", False),
+        ("5", "-5", False),
+        ("−5; 3", "-5, 3", True),
+        ("3.14", "3,14", False),
+        ("3,1,2", "3, 1, 2", True),
+        ("दिल", "दाल", False),
+        ("cafe\u0301, thé", "café, thé", True),
+    ],
+)
+def test_words_and_numbers_in_their_order(completion: str, answer: str, right: bool) -> None:
+    assert check_texts("in_order", ["p"], [completion], {"answer": [answer]}) == (right,)
+
+
 def test_verdicts_are_kept_by_sample_and_a_row_without_an_answer_has_none() -> None:
     batch = make_batch([1, 1, 1], [1, 1, 1], columns={"answer": ("completion 0", None, "other")})
     assert build_check("equality")(batch).signals.correct == (True, None, False)

@@ -41,6 +41,12 @@ def test_too_long_or_too_repetitive_earns_nothing(words: WordVectors) -> None:
     assert reward(words, ["cold cold"], max_repetition=0.5) == [pytest.approx(1.0)]
 
 
+def test_guards_count_the_letters_of_scripts_without_spaces(words: WordVectors) -> None:
+    guards = Guards(max_length_ratio=2.0, max_repetition=0.5)
+    scores = guards.gated(torch.ones(3), ["好" * 4, "今天很好", "今天"], ["是好", "是", "是"])
+    assert scores.tolist() == [0.0, 0.0, 1.0]  # ¾ repeated; four times as long
+
+
 def test_of_two_embedders_the_smaller_reward_counts(words: WordVectors, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text("2 2\ncold 1 0\nicy 0.6 0.8\n")

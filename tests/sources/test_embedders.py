@@ -118,6 +118,15 @@ def test_minilm_is_sentence_transformers_own_and_an_empty_text_is_zero() -> None
     assert got.dtype == torch.float32
 
 
+def test_texts_of_unknown_characters_are_not_alike_for_minilm() -> None:
+    embedder = load_embedder("minilm")
+    texts = ["巴黎", "罗马", "👍", "cat 罗", "cat", " "]
+    assert embedder.unknown_shares(texts) == [1, 1, 1, 0.5, 0, 1]
+    got = embedder.embed(texts)
+    assert [bool(row.any()) for row in got] == [False, False, False, True, True, False]
+    torch.testing.assert_close(got[4], embedder.embed(["cat"])[0])
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -43,7 +43,7 @@ from vigneron.sources.reply_parsing import (
     parse_text,
     unfenced,
 )
-from vigneron.text import letters_only, normalise, repetition, words_only
+from vigneron.text import letters_only, normalise, repetition, words_and_numbers, words_only
 
 KEY = "sk-can/ary-7d1f0c94aa"
 LIMIT_S = 60
@@ -70,6 +70,11 @@ INPUTS: Mapping[str, Callable[[int], str]] = {
     "addresses": lambda n: "://" + "a" * n,
     "combining marks": lambda n: "a" + "\u0315\u0300" * (n // 2),
     "words": lambda n: "I hate rain " * (n // 12),
+    "groups": lambda n: "1 " + "234 " * (n // 4) + "5",
+    "groups and marks": lambda n: "1,234.5'6:7/" * (n // 12),
+    "fractions": lambda n: "1 2/3 " * (n // 6),
+    "letters without spaces": lambda n: "雨ฝ\u0e49" * (n // 3),
+    "digits of other scripts": lambda n: "٤٢²" * (n // 3),
     "levels": lambda n: "- " + " = 1" * (n // 4),
     "lines": lambda n: "a\r\n" * (n // 3),
     "role tokens": lambda n: "<|a" * (n // 3),
@@ -129,8 +134,11 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "normalise": normalise,
     "letters_only": letters_only,
     "words_only": words_only,
+    "words_and_numbers": words_and_numbers,
     "repetition": repetition,
     "includes": lambda text: includes(text, "rain or shine"),
+    "includes, a number": lambda text: includes(text, "4"),
+    "includes, a letter": lambda text: includes(text, "雪"),
     "final_number": final_number,
     "is_exact": lambda text: is_exact(text, "rain"),
     "is_inverted": lambda text: is_inverted("I love the rain.", text),

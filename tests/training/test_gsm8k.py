@@ -36,7 +36,7 @@ def written(path: Path, rows: list[tuple[str, str]]) -> Path:
         ("#### -2.50 degrees, not 9", "-2.5"),
         ("so 12 boxes, in all 42.0 pens.", "42"),
         ("from 10-3 it is", "3"),
-        ("1,2", "2"),
+        ("1,2", "1.2"),
         ("B12 and x9", None),
         ("no idea ####", None),
         ("7 ####", None),

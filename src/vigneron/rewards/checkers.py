@@ -1,23 +1,25 @@
 """Checkers: whether a completion is correct. A checker is a reward that gives 1, 0, or None if it cannot tell."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import Any
+
+import regex
 
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
-from vigneron.rewards.final_number import final_number_reward
+from vigneron.rewards.final_number import final_number_reward, number_spans, why_no_number
 from vigneron.rewards.judge_right import judge_right_reward
 from vigneron.rewards.maze_walk import maze_walk_reward
 from vigneron.rewards.nim_move import nim_optimal_reward
 from vigneron.rewards.sentiment import inversion_reward
 from vigneron.rewards.user_reward import checked_rewards, named_errors, started
-from vigneron.text import normalise, words
+from vigneron.text import SPACED, comparable, nfc, normalise, words_and_numbers
 from vigneron.user_code import python_function
 
 
@@ -26,9 +28,31 @@ def is_exact(completion: Any, answer: Any) -> bool:
 
 
 def includes(completion: Any, answer: Any) -> bool:
-    """Whether the completion contains the answer as whole words."""
-    wanted = re.escape(normalise(completion_text(answer)))
-    return re.search(rf"(?<!\w){wanted}(?!\w)", completion_text(completion).casefold()) is not None
+    """Whether the completion contains the answer as whole words and whole numbers.
+
+    No space is needed around a word of a script without spaces between words. `5` is not in `-5`, `3.5` or `1,005`.
+    """
+    text, wanted = completion_text(completion), normalise(completion_text(answer))
+    if normalise(text) == wanted or not wanted:
+        return normalise(text) == wanted
+    # By line: the last number of one line is not grouped with the first of the next.
+    text = "\n".join(filter(None, map(comparable, text.splitlines())))
+    inside = {at for start, stop in number_spans(text) for at in range(start + 1, stop)}
+    found = _whole_words(wanted).finditer(text, overlapped=True)
+    return any(match.start() not in inside and match.end() not in inside for match in found)
+
+
+@lru_cache(maxsize=16)  # the samples of a prompt follow one another
+def _whole_words(wanted: str) -> Any:
+    before = rf"(?<!{SPACED})" if STARTS_WORD.match(wanted) else ""
+    after = rf"(?!{SPACED})" if ENDS_WORD.search(wanted) else NO_MARK if ENDS_LETTER.search(wanted) else ""
+    return regex.compile(before + r"[ \n]".join(map(regex.escape, wanted.split(" "))) + after, regex.V1)
+
+
+STARTS_WORD = regex.compile(rf"{SPACED}|-?[.,]?\d", regex.V1)
+ENDS_WORD = regex.compile(rf"{SPACED}\Z", regex.V1)
+ENDS_LETTER = regex.compile(r"[\p{L}\p{M}]\Z")
+NO_MARK = r"(?!\p{M})"
 
 
 def exact_reward(
@@ -62,7 +86,7 @@ def inclusion_reward(
 
 
 def _lowered(text: Any) -> str:
-    return completion_text(text).strip().lower()
+    return nfc(completion_text(text).strip().lower())
 
 
 def last_line(text: str) -> str:
@@ -84,7 +108,8 @@ def last_line_reward(
 def in_order_reward(
     prompts: Sequence[Any], completions: Sequence[Any], *, answer: Sequence[Any], **columns: Any
 ) -> list[float | None]:
-    """Equality of the words in their order, whatever stands between them: for answers that list several things.
+    """Equality of the words and numbers in their order, whatever stands between them: for answers that list several
+    things. A comma separates: `3,14` is two numbers.
 
     An "and" between two words is left out, on both sides."""
     return [
@@ -94,7 +119,7 @@ def in_order_reward(
 
 
 def _listed(text: Any) -> list[str]:
-    return [word for word in words(completion_text(text)) if word != "and"]
+    return [word for word in words_and_numbers(completion_text(text)) if word != "and"]
 
 
 CHECKERS: dict[str, RewardFunction] = {
@@ -122,6 +147,12 @@ NEEDS = {
     "nim_optimal": "piles",
 }
 """The column that a built-in checker needs."""
+
+
+def why_unusable(name: str, answer: Any) -> str | None:
+    """What makes a row's answer unusable for a built-in checker, as "has no …". None: nothing."""
+    return why_no_number(answer) if name == "final_number" else None
+
 
 Check = Callable[[Batch], Batch]
 

@@ -4,13 +4,27 @@ Imports neither torch nor jinja2, so that a broken file is refused quickly.
 """
 
 import json
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from vigneron.config.values import Positive, Share, Strict, dotted_path
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]*$", max_length=60)]
+
+def _name(text: str) -> str:
+    """Raise for what cannot be a part of a metric's name, `reward/CATEGORY/ITEM/score`, or is not seen."""
+    kinds = [unicodedata.category(character) for character in text]
+    allowed = all(kind[0] in "LMN" or character in " _.-" for kind, character in zip(kinds, text, strict=True))
+    if not text or not allowed or kinds[0][0] not in "LN" or text.endswith(" "):
+        raise ValueError(
+            "a name has letters and digits of any script, spaces, `_`, `.` and `-`; it begins with a letter or digit, "
+            "and does not end with a space"
+        )
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=60), AfterValidator(_name)]
 Template = Annotated[str, Field(min_length=1, max_length=20_000)]
 """Sandboxed jinja2 with `question`, `response`, `row.COLUMN`, `item.name`, `item.description`, and `critique` or
 `truth` where available."""

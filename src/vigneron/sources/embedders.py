@@ -61,7 +61,7 @@ def load_embedder(name: str, url: str | None = None) -> Embedder:
 
 
 class SentenceEmbedder:
-    """Any sentence-transformers model."""
+    """Any sentence-transformers model. A text of unknown tokens alone is a zero row, as a blank one."""
 
     def __init__(self, name: str, source: str, *, bundled: bool = False) -> None:
         from sentence_transformers import SentenceTransformer, __version__
@@ -93,8 +93,21 @@ class SentenceEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         vectors = self._model.encode(list(texts), convert_to_tensor=True, show_progress_bar=False)
-        known = torch.tensor([bool(text.strip()) for text in texts], device=vectors.device)
+        known = torch.tensor([share < 1 for share in self.unknown_shares(texts)], device=vectors.device)
         return torch.where(known[:, None], vectors, 0.0).float().cpu()
+
+    def unknown_shares(self, texts: Sequence[str]) -> list[float]:
+        """The share of each text's tokens that the model does not know; 1 for a blank text. Unknown characters have one
+        token together, so texts of nothing else are all alike to the model."""
+        tokenizer = self._model.tokenizer
+        unknown = getattr(tokenizer, "unk_token_id", None)
+        if unknown is None:  # bytes
+            return [0.0 if text.strip() else 1.0 for text in texts]
+        ids_of = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+        return [
+            ids.count(unknown) / len(ids) if ids and text.strip() else 1.0
+            for ids, text in zip(ids_of, texts, strict=True)
+        ]
 
 
 class TokenVectors:

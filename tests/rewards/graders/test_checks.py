@@ -107,6 +107,9 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
         ({"at_most": 2}, "", 1),
         ({"at_least": 0, "at_most": 2}, "", 1),
         ({"at_least": 2, "at_most": 3}, "one two three", 1),
+        ({"at_most": 4}, "今天 iPhone很好。", 4 / 5),
+        ({"at_most": 2}, "กรุง", 2 / 3),
+        ({"at_least": 2}, "दिल्ली दूर है।", 1),
         ({"unit": "characters", "at_most": 4}, "  12345 \n", 4 / 5),
         ({"unit": "sentences", "at_most": 1}, "It costs 3.50 today. Really?! Yes", 1 / 3),
         ({"unit": "sentences", "at_least": 2}, 'He said "no." Then he left.', 1),
@@ -183,6 +186,8 @@ def test_similarities_by_hand() -> None:
     assert similarity("rouge_l", "the red cat", "cat, the") == pytest.approx(2 * 1 / 5)
     assert similarity("rouge_l", "a b c d e", "a x c y e") == pytest.approx(2 * 3 / 10)
     assert similarity("token_f1", "?!", "…") == 0
+    assert similarity("token_f1", "今天天气很好", "今天天气不好") == pytest.approx(5 / 6)
+    assert similarity("token_f1", "की", "का") == 0
     assert judged(grader("text_similarity"), "Paris.").score == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vigneron.errors import UserError, first_line
 from vigneron.rubric.model import LengthItem, RegexItem, StringCheckItem, TextSimilarityItem
 from vigneron.sources.verdict import GraderInput, Verdict
-from vigneron.text import normalise, words
+from vigneron.text import SPACELESS_LETTER, normalise, words
 
 
 def ratio(one: str, other: str) -> float:
@@ -148,8 +148,10 @@ class LengthGrader(PerSampleGrader):
 
 
 def count_words(text: str) -> int:
-    """Whitespace-separated words with at least one letter or digit."""
-    return sum(any(map(str.isalnum, word)) for word in text.split())
+    """Whitespace-separated words with at least one letter or digit. In scripts without spaces between words each letter
+    is a word."""
+    spaced, letters = SPACELESS_LETTER.subn(" ", text)
+    return letters + sum(any(map(str.isalnum, word)) for word in spaced.split())
 
 
 def count_sentences(text: str) -> int:
