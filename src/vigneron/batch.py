@@ -70,6 +70,11 @@ class Samples:
         return [row[:width] for row, width in zip(self.completion_BT.tolist(), self.widths, strict=True)]
 
     @cached_property
+    def written(self) -> list[int]:
+        """Tokens of each sample that the policy wrote: without the replies of a conversation."""
+        return [sum(stop - start for start, stop in spans) for spans in self.spans]
+
+    @cached_property
     def lengths_B(self) -> Int[Tensor, " B"]:
         return to_device(self.widths, self.completion_BT.device)
 
@@ -214,7 +219,7 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
 
     def join(name: str, values: list[Any]) -> Any:
         if name == "metrics":
-            return _averaged(values, [len(part) for part in parts])
+            return averaged(values, [len(part) for part in parts])
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
         if isinstance(values[0], dict):
@@ -236,7 +241,7 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def _averaged(metrics: Sequence[dict[str, float]], counts: Sequence[int]) -> dict[str, float]:
+def averaged(metrics: Sequence[dict[str, float]], counts: Sequence[int]) -> dict[str, float]:
     """Each metric over the parts that have it, by their numbers of samples."""
 
     def mean(name: str) -> float:

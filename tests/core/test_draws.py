@@ -12,12 +12,15 @@ from torch import Tensor
 
 from support.later import Later
 from vigneron.core.draws import (
+    OTHER,
     Sampling,
     draw,
+    draw_keys,
     entropy,
     keyed_permutation,
     keyed_uniform,
     sampled_logprobs,
+    uniform_at,
 )
 
 stats = Later("scipy.stats")
@@ -193,3 +196,15 @@ def test_keyed_permutation_holds_every_place_once_and_changes_with_seed_and_epoc
     assert len({tuple(order) for order in orders.values()}) == 4
     assert keyed_permutation(1, 1, 50) == orders[1, 1]
     assert keyed_permutation(0, 0, 0) == []
+
+
+@given(turn=st.integers(0, 2**20 - 1), position=st.integers(0, 2**40 - 1), other=st.integers(0, 2**40 - 1))
+def test_no_token_of_any_turn_has_the_draw_of_something_else(turn: int, position: int, other: int) -> None:
+    """Once the origin of a response was drawn by the number that drew the first token of its second turn. A key is
+    hashed with a position by XOR, so different differences are different draws."""
+    sample_N = torch.tensor([7])
+    of_token = draw_keys(1, 2, sample_N, turn) ^ position
+    of_other = draw_keys(1, 2, sample_N) ^ (OTHER + other)
+    assert of_token != of_other
+    if turn == 1 and position == other == 0:
+        assert uniform_at(draw_keys(1, 2, sample_N, 1), torch.zeros(1).long()) != keyed_uniform(1, 2, sample_N, OTHER)

@@ -69,6 +69,23 @@ def test_a_reward_that_fails_loses_no_step(
     assert kept_samples(failed) == kept_samples(whole)
 
 
+def test_a_reward_that_fails_while_a_curriculum_measures_losses_loses_no_step(
+    tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
+) -> None:
+    """A round of three steps ends with the third; the rows' losses are then measured anew, with their rewards."""
+
+    def write(place: Path) -> str:
+        curriculum = {"by": "loss", "every": 3}
+        return str(fault_runs.write_recipe(place, roomy_folder, "grpo", curriculum=curriculum, save_every=6))
+
+    whole, failed = trained_once("grpo by loss", write), tmp_path / "failed"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="the endpoint does not answer"):
+        api.train(str(whole.parent / "recipe.yaml"), name="failed", runs=tmp_path, view=BreaksAfterStep3(patch))
+    assert [path.name for path in checkpoints(failed / "checkpoints")] == ["step-3"]
+    api.resume(failed)
+    assert final_state(failed) == final_state(whole)
+
+
 class BreaksInEvaluation(BreaksAfterStep3):
     """The evaluation that is due after the third step is made, with all that it draws and counts, and then raises."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from support.small_batch import make_batch
@@ -33,7 +34,8 @@ def test_new_groups_have_numbers_of_their_own() -> None:
         seen.extend(numbers)
         rewards = [1.0 if row["prompt"] == "varied" and sample else 0.0 for row in rows for sample in range(2)]
         group_B = torch.tensor(numbers).repeat_interleave(2)
-        return make_batch([1] * len(rewards), [2] * len(rewards), rewards_B=torch.tensor(rewards), group_B=group_B)
+        drawn = make_batch([1] * len(rewards), [2] * len(rewards), rewards_B=torch.tensor(rewards), group_B=group_B)
+        return drawn.with_metrics({"first": float(first)})
 
     rows = [{"prompt": "varied"}, *({"prompt": "equal"} for _ in range(9))]
     curriculum = Generous(rows, prompts_per_step=2, seed=0)
@@ -41,3 +43,5 @@ def test_new_groups_have_numbers_of_their_own() -> None:
     assert len(set(seen)) == len(seen) == 3 + 2 + 2
     assert len(batch.samples.group_B.unique()) == 3
     assert batch.signals.metrics["groups_replaced"] == 4
+    # Over all that was drawn: 6 samples under 0, then 4 under 3, then 4 under 6.
+    assert batch.signals.metrics["first"] == pytest.approx((6 * 0 + 4 * 3 + 4 * 6) / 14)

@@ -60,6 +60,8 @@ def test_tools_are_told_of_if_every_call_fails() -> None:
     )
     assert conversation_warnings(batch(*failing, (None, None, call(1, "7"))), config()) == {}
     assert conversation_warnings(batch(failing[0]), config()) == {}  # two calls are no rule
+    demonstrated: Any = (None, None, None)
+    assert list(conversation_warnings(batch(*failing, demonstrated), config())) == ["tools"]
 
 
 def test_turns_that_are_cut_are_told_of_unless_there_is_one() -> None:

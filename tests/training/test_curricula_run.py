@@ -20,7 +20,7 @@ from vigneron import api
 from vigneron.batch import Batch
 from vigneron.config import SuccessCurriculumConfig
 from vigneron.data.curricula import ByLevel, ByLoss, BySuccess
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError
 from vigneron.methods import build_method
 from vigneron.recipe import check_config
 from vigneron.report.figures import comparison_figure, panels_of
@@ -218,11 +218,14 @@ def spread_of_some(prompts: list[str], **columns: Any) -> list[float]:
     return [1.0 if len(prompt) < len("say cold: ") else float(i % 2) for i, prompt in enumerate(prompts)]
 
 
-def drawn_by_async_steps(curriculum: BySuccess, first: int, last: int) -> list[list[str]]:
-    """The prompts that each step's batch has, with two steps in flight and groups that are replaced."""
+def drawn_by_async_steps(curriculum: BySuccess, first: int, last: int, skipped: int | None = None) -> list[list[str]]:
+    """The prompts that each step's batch has, with two steps in flight and groups that are replaced. `skipped`: a step
+    with a reward that is not finite."""
     seen: list[list[str]] = []
 
     def rollout(rows: Any, step: int = 0, first: int = 0) -> Batch:
+        if step == skipped:
+            raise NonFinite("a reward is NaN")
         rewards = torch.tensor([int(row["prompt"]) % 3 / 2 for row in rows for _ in range(2)])
         rewards[1::2] += torch.tensor([0.1 * (int(row["prompt"]) % 2) for row in rows])  # even ones have no spread
         batch = make_batch([1] * len(rewards), [2] * len(rewards), rewards_B=rewards)
@@ -235,23 +238,29 @@ def drawn_by_async_steps(curriculum: BySuccess, first: int, last: int) -> list[l
     ahead = AsyncRollout(DynamicSampling(rollout, curriculum, attempts=1), curriculum, config, policy)
     for step in range(first, last):
         rows = curriculum.at(step)
-        batch = ahead(rows, step)
+        try:
+            batch = ahead(rows, step)
+        except NonFinite:
+            curriculum.skipped(step)
+            continue
         curriculum.observe(batch)
         seen.append(list(batch.samples.prompts))
     ahead.close()
     return seen
 
 
-def test_success_with_steps_in_flight_is_resumed_exactly() -> None:
+@pytest.mark.parametrize("skipped", [None, 5, 7])
+def test_success_with_steps_in_flight_is_resumed_exactly(skipped: int | None) -> None:
     def make() -> BySuccess:
         rows = [{"prompt": str(i)} for i in range(20)]
         return BySuccess(rows, 3, 0, SuccessCurriculumConfig(by="success"), staleness=2)
 
     whole, part, resumed = make(), make(), make()
-    steps = drawn_by_async_steps(whole, 0, 12)
-    assert drawn_by_async_steps(part, 0, 8) == steps[:8]
+    steps = drawn_by_async_steps(whole, 0, 12, skipped)
+    before = drawn_by_async_steps(part, 0, 8, skipped)
+    assert before == steps[: len(before)]
     resumed.load(json.loads(json.dumps(part.scalars())))
-    assert drawn_by_async_steps(resumed, 8, 12) == steps[8:]
+    assert drawn_by_async_steps(resumed, 8, 12) == steps[len(before) :]
     assert resumed.scalars() == whole.scalars()
 
 

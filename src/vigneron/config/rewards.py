@@ -50,10 +50,10 @@ class GuardsConfig(Strict):
 
 class OverlongConfig(Strict):
     """DAPO's soft penalty of long completions: from 0 to −`penalty` over the last `buffer` tokens before
-    `max_new_tokens`."""
+    `max_new_tokens`; of a conversation, which counts the model's own tokens, before `max_turns` × `max_new_tokens`."""
 
     buffer: Positive
-    """Tokens before `max_new_tokens` where the penalty begins."""
+    """Tokens before `max_new_tokens` (in conversations × `max_turns`) where the penalty begins."""
     penalty: Annotated[float, Field(gt=0)] = 1.0
     """The penalty at `max_new_tokens`."""
 

@@ -83,6 +83,11 @@ class TopLevel(Strict):
         return self.reward.kind == "binary" and not trains
 
     @property
+    def written_tokens(self) -> int:
+        """The most tokens that the policy writes behind a prompt: a completion, or all its turns of a conversation."""
+        return self.max_new_tokens * (1 if self.environment is None else self.environment.max_turns)
+
+    @property
     def completion_tokens(self) -> int:
         """The most tokens behind a prompt: a completion, or all turns of a conversation and the replies."""
         new = self.max_new_tokens

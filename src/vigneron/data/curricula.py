@@ -217,6 +217,10 @@ class BySuccess(Curriculum):
         self._take(_by_prompt(batch, self._success(batch)))
         return {}
 
+    def skipped(self, step: int) -> None:
+        self._waiting.pop(step, None)
+        self._replaced.pop(step, None)
+
     def replaced(self, batch: Batch, step: int) -> None:
         """Kept until the step is observed, in the training thread."""
         values = batch.signals.rewards_B.tolist() if self.options.measure == "reward" else [math.nan] * len(batch)

@@ -63,6 +63,9 @@ class Curriculum:
         """Called with every step's rewarded batch, on every rank. Returns metrics to log."""
         return {}
 
+    def skipped(self, step: int) -> None:
+        """Called for a step that is left out because something was not finite, whether it was observed or not."""
+
     def scalars(self) -> dict[str, Any]:
         """State that a checkpoint keeps, as JSON."""
         return {}

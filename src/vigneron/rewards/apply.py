@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from vigneron.batch import Batch, concatenate
+from vigneron.batch import Batch, concatenate, to_device
 from vigneron.config import Config
 from vigneron.core.shaping import soft_overlong
 from vigneron.data.prompts import completion_text
@@ -78,8 +78,8 @@ class ApplyReward:
 
         def penalty(batch: Batch) -> Tensor:
             assert overlong is not None
-            lengths_B = batch.samples.lengths_B
-            return overlong.penalty * soft_overlong(lengths_B, limit=config.completion_tokens, buffer=overlong.buffer)
+            written_B = to_device(batch.samples.written, batch.samples.completion_BT.device)
+            return overlong.penalty * soft_overlong(written_B, limit=config.written_tokens, buffer=overlong.buffer)
 
         return cls(
             function,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from vigneron.batch import Batch, concatenate, to_device
-from vigneron.core.draws import keyed_uniform
+from vigneron.core.draws import OTHER, keyed_uniform
 from vigneron.data.prompts import Row, columns_of, completion_text, prompt_of, prompt_text, prompts_token_ids
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.grape_memory import EarlierResponse, Memory
@@ -22,8 +22,8 @@ from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
 ORIGINS: tuple[Origin, ...] = ("fresh", "revised", "demonstrated")
-# Keys of random draws other than tokens, beyond all token positions.
-OF_ORIGIN, OF_EARLIER = 2**40, 2**40 + 1
+OF_ORIGIN, OF_EARLIER = OTHER, OTHER + 1
+"""Positions of draws."""
 
 
 @dataclass(frozen=True)

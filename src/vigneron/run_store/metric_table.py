@@ -98,7 +98,8 @@ METRICS = (
     Metric("score_error", "score error", "down", "score error", PAIRS,
            "Mean |predicted score − recorded score|."),
     Metric("entropy", "entropy", None, "entropy (nats per token)", TRAINING,
-           "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token."),
+           "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token. This and other means "
+           "over tokens leave out groups of equal rewards where these need no pass through the model."),
     Metric("kl", "KL", "down", "KL to the reference (nats per token)", TRAINING,
            "KL(π₀ ‖ reference): over the vocabulary where GRPO or GRAPE penalise the exact KL; else by k1, the mean of "
            "log π₀ − log π_ref over the sampled tokens, which is unbiased and may be negative."),
@@ -113,7 +114,7 @@ METRICS = (
     Metric("critic/explained_variance", "explained variance", "up", "variance explained by the critic", TRAINING,
            "1 − Var(R − V) / Var(R) over the tokens: 1 for a perfect critic, 0 for a constant one."),
     Metric("completions/mean_length", "mean length", None, "tokens per completion", COMPLETIONS,
-           "Mean number of tokens of a completion."),
+           "Mean number of tokens of a completion; of a conversation, of the model's own."),
 
     Metric("reward_std", "reward std", None, "", TRAINING, "Standard deviation of the step's rewards."),
     Metric("reward_missing", "missing rewards", "down", "", TRAINING,
@@ -128,7 +129,8 @@ METRICS = (
            "Mean |log π when scored − log π when sampled|; some 1e-5 is rounding in float32, more in bfloat16. "
            "About 0 with importance weights: `importance/gap` is then the difference."),
     Metric("groups_replaced", "groups replaced", None, "", TRAINING,
-           "Groups of equal rewards that `method.resample` replaced by other prompts."),
+           "Groups of equal rewards that `method.resample` replaced by other prompts. What rewards and environments "
+           "log is then a mean over all samples drawn."),
     Metric("value", "V* of the prompts", None, "", TRAINING,
            "A*-PO: mean V* of the step's prompts, from the reference's samples."),
     Metric("baseline", "baseline", None, "", TRAINING, "REINFORCE's baseline, where it is one number."),

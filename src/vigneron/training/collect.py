@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from vigneron.batch import Batch, concatenate
+from vigneron.batch import Batch, averaged, concatenate
 from vigneron.core.advantages import group_sizes, without_variance
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
@@ -74,7 +74,8 @@ class OverlappedRollout:
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Replaces groups that train nothing by groups of other prompts, at most `attempts` times a step."""
+    """Replaces groups that train nothing by groups of other prompts, at most `attempts` times a step. What rewards and
+    environments log is averaged over all samples drawn."""
 
     rollout: Rollout
     curriculum: Curriculum
@@ -82,7 +83,7 @@ class DynamicSampling:
 
     def __call__(self, rows: Sequence[Row], step: int = 0, first: int = 0) -> Batch:
         batch = self.rollout(rows, step, first)
-        replaced = 0
+        replaced, drawn = 0, [batch]
         for attempt in range(1, self.attempts + 1):
             idle_B = trains_nothing(batch)
             count = len(batch.samples.group_B[idle_B].unique())
@@ -94,7 +95,9 @@ class DynamicSampling:
             self.curriculum.replaced(batch.rows([i for i, is_idle in enumerate(idle_B.tolist()) if is_idle]), step)
             batch = concatenate([batch.rows(useful), more]) if useful else more
             replaced += count
-        return batch.with_metrics({"groups_replaced": replaced})
+            drawn.append(more)
+        metrics = averaged([each.signals.metrics for each in drawn], [len(each) for each in drawn])
+        return batch.with_metrics({**metrics, "groups_replaced": replaced})
 
 
 def trains_nothing(batch: Batch) -> Tensor:

@@ -39,9 +39,10 @@ def _failed(errors: tuple[str | None, ...], limit: float) -> str | None:
     )
 
 
-def _failing_tools(conversations: tuple[list[dict[str, Any]], ...]) -> str | None:
-    """Where every call of the step failed: the tool, its schema or the model's way of calling is wrong."""
-    messages = [message for conversation in conversations for message in conversation]
+def _failing_tools(conversations: tuple[list[dict[str, Any]] | None, ...]) -> str | None:
+    """Where every call of the step failed: the tool, its schema or the model's way of calling is wrong. A
+    demonstration has no conversation."""
+    messages = [message for conversation in conversations for message in conversation or ()]
     logs = [log for message in messages if "tool_calls" in (log := message.get("log", {}))]
     calls, errors = (sum(log[name] for log in logs) for name in ("tool_calls", "tool_errors"))
     if calls < LEAST_CALLS or errors < calls:

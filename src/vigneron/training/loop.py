@@ -32,7 +32,9 @@ from vigneron.training.signals import Stopped, StopRequest
 def one_step(run: Run) -> tuple[Batch, Metrics]:
     """One turn of the loop. Async rollouts, overlapped rewards and importance weights wrap the slots
     (`wrap_method` in training/setup/build.py)."""
-    rows, method = run.curriculum.at(run.step), run.method
+    method = run.method
+    with run.saved_if_it_fails():
+        rows = run.curriculum.at(run.step)  # may measure losses of all rows, with their rewards
     with run.saved_if_it_fails():
         with phase("rollout"):
             batch = method.rollout(rows, run.step)  # y ~ π(·|x), or a demonstration, or a preference pair

@@ -36,7 +36,7 @@ def text_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -48,10 +48,14 @@ def batch_metrics(batch: Batch) -> Metrics:
     origins = batch.samples.extras.get("origin", ())
     if "demonstrated" in origins:
         written = [i for i, origin in enumerate(origins) if origin != "demonstrated"]
-        return batch_metrics(batch.rows(written).with_samples(extras={})) if written else dict(batch.signals.metrics)
+        if not written:
+            return dict(batch.signals.metrics)
+        own = batch.rows(written)
+        extras = {name: values for name, values in own.samples.extras.items() if name != "origin"}
+        return batch_metrics(own.with_samples(extras=extras))
     return {
         **(_reward_metrics(batch) if batch.signals.rewards_B is not None else {}),
-        "completions/mean_length": float(batch.samples.lengths_B.cpu().double().mean()),
+        "completions/mean_length": _mean(batch.samples.written),
         "completions/clipped_ratio": float(batch.samples.truncated_B.cpu().double().mean()),
         **batch.signals.metrics,
     }

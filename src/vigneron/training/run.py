@@ -122,6 +122,7 @@ class Run:
         text = f"step {step} is skipped, without an update: {error}. Its batch {dumped}"
         self.output.notify(Notice(step, text, "warning"), view)
         self.method.update.begin_at(step)
+        self.curriculum.skipped(self.step)
         return error.batch, batch_metrics(error.batch)
 
     def save(self, metrics: Metrics | None = None) -> None:
