@@ -44,7 +44,7 @@ def prompt_digest(row: Row) -> bytes:
 
 def _composed(text: str) -> str:
     """Unicode's form NFC; a text with a long run of combining marks stays as it is."""
-    may_have_run = any(map(unicodedata.combining, text[::MARKS]))
+    may_have_run = len(text) > MARKS and any(map(unicodedata.combining, text[::MARKS]))
     if may_have_run and LONG_RUN.search(bytes(map(unicodedata.combining, text))):
         return text
     return unicodedata.normalize("NFC", text)

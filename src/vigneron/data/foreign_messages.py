@@ -19,19 +19,16 @@ COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected")
 
 def with_messages(row: Row, place: object) -> Row:
     """The row with all its conversations as messages with `role` and `content`."""
-    if row.get("conversations") is not None and all(row.get(column) in (None, "", []) for column in COLUMNS):
+    if "conversations" in row and all(row.get(column) in (None, "", []) for column in COLUMNS):
         turns = _parsed(row["conversations"], "conversations", place)
         if isinstance(turns, list) and turns and isinstance(turns[0], dict):
             row = {name: value for name, value in row.items() if name != "conversations"} | {"messages": turns}
-    elif isinstance(row.get("messages"), str):
+    elif type(row.get("messages")) is str:
         row = {**row, "messages": _parsed(row["messages"], "messages", place)}
-    foreign = {
-        column: turns for column in COLUMNS if isinstance(turns := row.get(column), list) and not _are_plain(turns)
-    }
-    for column, turns in foreign.items():
+    foreign = [name for name, turns in row.items() if type(turns) is list and name in COLUMNS and not _are_plain(turns)]
+    for column in foreign:
         try:
-            turns = with_role_and_content(turns, column)
-            row = _with_weights({**row, column: turns}, column)
+            row = _with_weights({**row, column: with_role_and_content(row[column], column)}, column)
         except UserError as error:
             raise UserError(f"data: {place}: {error}") from error
     return _with_tools(row) if "functions" in row else row
@@ -39,9 +36,10 @@ def with_messages(row: Row, place: object) -> Row:
 
 def _are_plain(turns: Sequence[Any]) -> bool:
     """Whether every turn has a role and a content, and nothing else."""
-    return all(
-        type(turn) is dict and len(turn) == 2 and "content" in turn and turn.get("role") != "function" for turn in turns
-    )
+    for turn in turns:
+        if type(turn) is not dict or len(turn) != 2 or "content" not in turn or turn.get("role") == "function":
+            return False
+    return True
 
 
 def _parsed(given: Any, column: str, place: object) -> Any:

@@ -217,8 +217,7 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
         def lines() -> Iterator[str]:
             nonlocal at
             for line in file:
-                where = f"data: '{name}', row {len(offsets) + 1}" if at else f"data: '{name}', line 1"
-                text = _text(line.removeprefix(BOM) if at == 0 else line, where)
+                text = (line.removeprefix(BOM) if at == 0 else line).decode()
                 at += len(line)
                 yield text
 
@@ -237,6 +236,9 @@ def _csv_index(path: Path, name: str, known: np.ndarray | None) -> tuple[tuple[s
                 if delimiter == "\t" and reader.line_num > line + 1:
                     _check_tabs(record, len(header) - 1, f"data: '{name}', {_lines(line + 1, reader.line_num)}")
                 start, line = at, reader.line_num
+        except UnicodeDecodeError as error:
+            where = f"row {len(offsets) + 1}" if line else "line 1"
+            raise UserError(f"data: '{name}', {where} is not UTF-8 text ({error.reason})") from error
         except csv.Error as error:
             file.seek(0)
             has_newlines = b"\n" in file.read(BLOCK)
