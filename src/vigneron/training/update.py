@@ -37,7 +37,8 @@ class Term:
     coefficient: float = 0.0
     mode: AggregateMode = "tokens"
     first_update_only: bool = False
-    """A metric of the policy that sampled: of a step's several updates, the first one's."""
+    """A metric of the policy that sampled: of a step's several updates, the first one's. With minibatches that is
+    measured on a random part of the batch."""
     weights: Float[Tensor, " B"] | None = None
     """What each sample's value is multiplied by, if not by 1: its own loss is the value without it."""
 
@@ -85,8 +86,12 @@ class GradientUpdate:
         if not batch.trained_BT.any():
             self.done += a_step
             return {}
-        updates = [self._one_update(part) for _ in range(self.updates_per_step) for part in self._cut(batch)]
-        metrics = _mean_over_updates(updates, self.minibatches)
+        updates: list[list[TermValue]] = []
+        for _ in range(self.updates_per_step):
+            for part in self._cut(batch):
+                applied = f", after {len(updates)} of {a_step} updates of this step, which stay" if updates else ""
+                updates.append(self._one_update(part, applied))
+        metrics = _mean_over_updates(updates)
         step = self.done // a_step
         due = self.after_update_every and step % self.after_update_every == 0
         if self.after_update is not None and due and not self._is_flat(batch):
@@ -127,8 +132,11 @@ class GradientUpdate:
         batch = assign_ranks(batch) if batch.packing.owners is None else batch
         return map_microbatches(batch, self.microbatch_tokens, losses)["loss_B"]
 
-    def _one_update(self, batch: Batch) -> list[TermValue]:
-        """The gradient of the whole batch, part by part, then one clipped step of each optimizer."""
+    def _one_update(self, batch: Batch, applied: str) -> list[TermValue]:
+        """The gradient of the whole batch, part by part, then one clipped step of each optimizer.
+
+        `applied` is what an error says of the step's updates before this one.
+        """
         with phase("gradient"):
             if self._is_flat(batch):
                 values = self._zero_gradient()
@@ -137,9 +145,9 @@ class GradientUpdate:
                 if batch.packing.owners is not None:
                     ranks.sum_gradients(weight for each in self.optimized for _, weight in each.parameters)
         try:
-            check_finite(values)
+            check_finite(values, applied)
             with phase("optimizer"):
-                return [*values, *self._step()]
+                return [*values, *self._step(applied)]
         except NonFinite:
             for each in self.optimized:
                 each.optimizer.zero_grad(set_to_none=True)  # the next step's gradient begins at 0
@@ -200,11 +208,11 @@ class GradientUpdate:
                 return batch.rows(chosen_B.nonzero()[:, 0].tolist())
         return batch
 
-    def _step(self) -> list[TermValue]:
+    def _step(self, applied: str = "") -> list[TermValue]:
         factor = learning_rate_factor(self.done, self.total_updates, shape=self.schedule, warmup=self.warmup_updates)
         values = _on_host([each.clip() for each in self.optimized])
         norms = [TermValue(f"grad_norm/{p.name}", value) for p, value in zip(self.optimized, values, strict=True)]
-        check_finite(norms)
+        check_finite(norms, applied)
         for each in self.optimized:
             each.step(factor)
         self.done += 1
@@ -253,21 +261,20 @@ def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[floa
     return [float(value) for value in (ranks.all_reduce_sum(stacked) if over_ranks else stacked).tolist()]
 
 
-def _mean_over_updates(updates: Sequence[Sequence[TermValue]], in_first_pass: int) -> Metrics:
-    """Means. Metrics of the policy that sampled are the first pass's, where π₁ is, or is nearly, still π₀."""
+def _mean_over_updates(updates: Sequence[Sequence[TermValue]]) -> Metrics:
+    """Means. Metrics of the policy that sampled are the first update's alone, where π₁ is still π₀."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for number, update in enumerate(updates):
+        for one in update:
+            if number == 0 or not one.first_update_only:
+                values[one.name].append(one.value)
+    return {name: sum(some) / len(some) for name, some in values.items()}
 
-    def mean(one: TermValue) -> float:
-        some = updates[:in_first_pass] if one.first_update_only else updates
-        values = [other.value for update in some for other in update if other.name == one.name]
-        return sum(values) / len(values)
 
-    return {one.name: mean(one) for update in updates for one in update}
-
-
-def check_finite(values: Sequence[TermValue]) -> None:
+def check_finite(values: Sequence[TermValue], applied: str = "") -> None:
     broken = [one.name for one in values if not math.isfinite(one.value)]
     if broken:
         raise NonFinite(
-            f"{', '.join(broken)}: not finite. The update was not applied, and earlier checkpoints are intact: "
-            "try a lower learning rate or temperature"
+            f"{', '.join(broken)}: not finite{applied}. The update was not applied, and earlier checkpoints are "
+            "intact: try a lower learning rate or temperature"
         )
