@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from support.small_batch import rewarded_batch
+from support.small_batch import make_batch, rewarded_batch
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
+from vigneron.core.losses import aggregate
 from vigneron.errors import UserError
 from vigneron.methods import build_method
+from vigneron.methods.terms import clipped_terms
+from vigneron.policy.logprobs import Scores
 from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
 from vigneron.training.parts import Parts
@@ -198,6 +201,18 @@ def test_with_one_update_the_gradient_is_that_of_a_policy_gradient_with_the_grou
     assert metrics["clip_ratio/region_mean"] == 0
     assert metrics["logprob_mismatch"] < 1e-12
     assert metrics["grad_norm/actor"] > 0.1
+
+
+def test_the_share_that_is_clipped_is_of_tokens_or_of_sequences() -> None:
+    """The one token of the first sequence has the ratio 2, the three of the second 1: clipped are ¼ of the tokens, ½ of
+    the sequences."""
+    batch = make_batch([2, 2], [1, 3], behaviour_BT=torch.full((2, 3), -1.0), advantages_BT=torch.ones(2, 3))
+    logprobs_BT = torch.tensor([[math.log(2) - 1, 0.0, 0.0], [-1.0, -1.0, -1.0]])
+    levels: list[tuple[Any, float]] = [("token", 1 / 4), ("sequence", 1 / 2), ("geometric", 1 / 2)]
+    for level, wanted in levels:
+        now = Scores(logprobs_BT, logprobs_BT, torch.zeros(2, 3))
+        _, share = clipped_terms(batch, now, 0.2, level=level)
+        assert aggregate(share.values, batch.trained_BT, mode=share.mode).item() == pytest.approx(wanted), level
 
 
 def test_several_updates_keep_the_ratio_to_the_policy_that_sampled() -> None:

@@ -83,6 +83,18 @@ def test_win_rates_count_the_sample_itself_as_a_tie(tmp_path: Path, tiny_folder:
     assert batch.trained_BT.any(1).tolist() == [False, True, True]
 
 
+def test_a_sample_that_is_not_trained_on_still_counts_as_an_opponent(tmp_path: Path, tiny_folder: Path) -> None:
+    """Of four, against the three others 1, 2/3, 1/3 and 0: with itself (3 · R + ½) / 4. The best one was cut short
+    (`mask_truncated`): the best and the worst of the rest are trained."""
+    rewards_B, cut_B = torch.tensor([1.0, 2 / 3, 1 / 3, 0.0]), torch.tensor([True, False, False, False])
+    given = make_batch([2] * 4, [2] * 4, rewards_B=rewards_B, group_B=torch.zeros(4).long(), excluded_B=cut_B)
+    data = write_data(tmp_path)
+    for samples, trained in (("best_and_worst", [False, True, False, True]), ("all", [False, True, True, True])):
+        batch = built(tiny_folder, data, samples=samples).advantage(given)
+        assert batch.signals.returns_BT[:, 0].tolist() == pytest.approx([0.875, 0.625, 0.375, 0.125])
+        assert batch.trained_BT.any(1).tolist() == trained
+
+
 def test_all_samples_are_trained_where_the_recipe_says_so(tmp_path: Path, tiny_folder: Path) -> None:
     method = built(tiny_folder, write_data(tmp_path), samples="all")
     batch = method.advantage(

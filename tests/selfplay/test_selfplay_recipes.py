@@ -96,6 +96,10 @@ def test_it_validates(name: str, folder: Path) -> None:
     [
         ({"sampling": {"prompt": "Think. {prompt}"}}, "`sampling.prompt` has no effect on a game"),
         ({"curriculum": {"by": "loss"}}, "`curriculum.by: loss` needs one reward for each row, and a game has one for"),
+        (
+            {"method": {"name": "a_star_po"}},
+            "`method: a_star_po` needs one reward for each sample of a row, and `environment.kind: game` has one for",
+        ),
     ],
 )
 def test_what_needs_one_sample_for_each_row_is_refused(keys: Any, message: str) -> None:

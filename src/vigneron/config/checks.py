@@ -188,6 +188,11 @@ def _a_game_can_be_played(config: TopLevel, players: Mapping[str, PlayerConfig])
         )
     if config.sampling.prompt is not None:
         raise ValueError("`sampling.prompt` has no effect on a game, which says what its roles read: leave it out")
+    if config.method.compares_prompts:
+        raise ValueError(
+            f"{_named(config.method)} needs one reward for each sample of a row, and {game} has one for each role: use "
+            "another method that samples, as grpo"
+        )
     if getattr(config.method, "name", "") == "grape":
         raise ValueError(
             f"{game} cannot be used with {_named(config.method)}: use another method that samples, as grpo"

@@ -3,7 +3,8 @@
 π_t is the policy that sampled, so that a step is a round, or the one at the run's start (`against: reference`): then a
 run is a round, and the next one has `model.name: runs/ROUND`; its samples are still the current policy's. The reward is
 a sample's win rate against the others of its group, as `reward: {kind: preference}` gives it; P̂ counts the sample
-itself as a tie, as the released code does.
+itself as a tie, as the released code does. `sampling.mask_truncated` chooses which samples are trained, and leaves P̂
+as it is.
 """
 
 import torch
@@ -28,7 +29,7 @@ def build(parts: Parts, options: SppoConfig) -> Method:
 
     def advantage(batch: Batch) -> Batch:
         """No advantage: P̂ is the target; of each group the best and the worst sample are trained."""
-        rewards_B, group_B = batch.trained_rewards_B, batch.samples.group_B
+        rewards_B, group_B = batch.signals.rewards_B, batch.samples.group_B
         if checked and ((rewards_B < 0) | (rewards_B > 1)).any():
             raise UserError("reward: `method: sppo` needs win rates from 0 to 1, and this reward leaves that range")
         size_B = group_sizes(rewards_B, group_B)
@@ -39,7 +40,7 @@ def build(parts: Parts, options: SppoConfig) -> Method:
         if options.samples == "all":
             return batch
         excluded_B = torch.ones_like(batch.samples.truncated_B)
-        excluded_B[[i for pair in best_and_worst(rewards_B, group_B) for i in pair]] = False
+        excluded_B[[i for pair in best_and_worst(batch.trained_rewards_B, group_B) for i in pair]] = False
         return batch.with_signals(excluded_B=excluded_B)
 
     def loss(batch: Batch, now: Scores) -> list[Term]:

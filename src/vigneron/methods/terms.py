@@ -31,12 +31,13 @@ def clipped_terms(
     epsilon_high: float | None = None,
     delta: float | None = None,
 ) -> list[Term]:
-    """−min(r·A, clip(r)·A), and the share of tokens that were clipped."""
+    """−min(r·A, clip(r)·A), and the share of tokens that were clipped, or of sequences where r is a sequence's."""
     samples = batch.samples
     ratio = (now.logprobs_BT, samples.behaviour_BT, batch.signals.advantages_BT, samples.mask_BT)
     values_BT = clipped_ratio(*ratio, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, level=level)
     clipped_BT = clipped(*ratio, epsilon=epsilon, epsilon_high=epsilon_high, delta=delta, level=level)
-    return [Term("loss/policy", values_BT, 1.0, mode), Term("clip_ratio/region_mean", clipped_BT)]
+    share: AggregateMode = "tokens" if level == "token" else "samples"
+    return [Term("loss/policy", values_BT, 1.0, mode), Term("clip_ratio/region_mean", clipped_BT, mode=share)]
 
 
 def cispo_terms(batch: Batch, now: Scores, maximum: float, mode: AggregateMode) -> list[Term]:
