@@ -63,9 +63,18 @@ def test_each_way_to_combine_by_hand() -> None:
     root = math.sqrt(2)  # the unbiased std of 1 and 3
     normalised = combined(raw, groups, weights, "normalised")
     assert normalised[:2].tolist() == pytest.approx([-1 / (root + 1e-4), 1 / (root + 1e-4)])
-    assert normalised[2].item() == pytest.approx(-0.5 / (math.sqrt(0.5) + 1e-4)), "its second reward has no other"
+    assert normalised[2].item() == 0, "there is no other sample with all rewards in its group"
     for kind in ("sum", "min", "normalised"):
         assert combined(raw, groups, weights, kind)[3].isnan(), kind  # type: ignore[arg-type]
+
+
+def test_a_sample_with_a_missing_reward_is_in_no_mean_and_no_std_of_the_other_rewards() -> None:
+    """The 100 is left out: of 0, 1, 2 the mean is 1 and the std 1, of 1, 0, ½ they are ½ and ½."""
+    raw = torch.tensor([[0.0, 1.0], [1.0, 0.0], [2.0, 0.5], [100.0, NAN]]).double()
+    got = combined(raw, torch.zeros(4, dtype=torch.long), torch.tensor([1.0, 3.0]).double(), "normalised")
+    one, half = 1 / (1 + 1e-4), 0.5 / (0.5 + 1e-4)
+    assert got[:3].tolist() == pytest.approx([-one + 3 * half, -3 * half, one])
+    assert got[3].isnan()
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(-500, 500)), min_size=4, max_size=12), st.floats(0.1, 50))

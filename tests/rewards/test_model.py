@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from support.small_batch import make_batch
 from support.tiny_models import tiny_scorer
 from vigneron.errors import UserError
+from vigneron.rewards.apply import ApplyReward
+from vigneron.rewards.combined import CombinedReward
 from vigneron.rewards.graders.models import RewardModelGrader
 from vigneron.rewards.model import ModelReward, PreferenceReward
 from vigneron.rewards.process import ProcessReward
@@ -50,6 +53,28 @@ def test_the_win_rate_is_the_mean_over_the_others_of_the_prompt() -> None:
     wanted = [(a_c + 0.5) / 2, b_d, 1 - a_c, (0.5 + a_c) / 2, 1 - b_d, 0.5]
     assert got == pytest.approx(wanted, abs=1e-10)
     assert sum(got[i] or 0 for i in (0, 2, 3)) == pytest.approx(1.5)
+
+
+def test_groups_of_the_same_prompt_are_ranked_apart() -> None:
+    """The same row twice in a step: two groups of two, not one of four. By itself, and as a part beside lengths."""
+    batch = make_batch([2] * 4, [1] * 4, prompts=("p",) * 4, completions=("a", "ccc", "bb", "d"))
+    assert batch.samples.group_B.tolist() == [0, 0, 1, 1]
+    a_c, b_d = plain_better("p", "a", "ccc"), plain_better("p", "bb", "d")
+    for ranking, wanted in (
+        ("win_rate", [a_c, 1 - a_c, b_d, 1 - b_d]),
+        ("tournament", [float(a_c >= 0.5), float(a_c < 0.5), float(b_d >= 0.5), float(b_d < 0.5)]),
+    ):
+        reward = PreferenceReward(SCORER, ranking)  # type: ignore[arg-type]
+        assert ApplyReward(reward)(batch).signals.rewards_B.tolist() == pytest.approx(wanted)
+        both = CombinedReward([("preference", reward), ("length", length)], [2.0, 1.0], "sum")
+        scored = ApplyReward(both)(batch)
+        summed = [2 * rank + letters for rank, letters in zip(wanted, (1, 3, 2, 1), strict=True)]
+        assert scored.signals.rewards_B.tolist() == pytest.approx(summed)
+        assert scored.samples.extras["reward_preference"] == pytest.approx(wanted)
+
+
+def length(completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
 
 
 def test_messages_are_grouped_and_compared_through_the_template() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from vigneron.core.advantages import group_relative
 from vigneron.core.shaping import annealed, tie_break
+from vigneron.rewards.apply import StepReward
 from vigneron.rewards.environment import environment_reward
 from vigneron.rewards.user_reward import checked_rewards, is_async, named_errors, started
 from vigneron.rollout.conversations import EARNED, TURN_REWARDS
@@ -71,29 +72,21 @@ class CombinedReward:
 
     @property
     def overlaps(self) -> bool:
-        return any(is_async(function) for _, function in self._parts)
+        return any(
+            function.overlaps if isinstance(function, StepReward) else is_async(function) for _, function in self._parts
+        )
 
-    def begin(self, **arguments: Any) -> Callable[[], list[tuple[float | None, ...]]]:
-        count = len(arguments["completions"])
-
-        def start(name: str, function: RewardFunction) -> Any:
-            call = lambda: started(function(**arguments, log_extra=ignore, log_metric=ignore))  # noqa: E731
-            return named_errors(_shown(name, function), call)
-
-        begun = [(_shown(name, function), start(name, function)) for name, function in self._parts]
-
-        def finish() -> list[tuple[float | None, ...]]:
-            columns = []
-            for what, result in begun:
-                values = named_errors(what, result.result) if isinstance(result, Future) else result
-                columns.append(checked_rewards(what, values, count))
-            return list(zip(*columns, strict=True))
-
-        return finish
+    def begin(self, **arguments: Any) -> Callable[[], list[tuple[Any, ...]]]:
+        begun = [_begun(_shown(name, function), function, arguments) for name, function in self._parts]
+        return lambda: list(zip(*(wait() for wait in begun), strict=True))
 
     def finish(self, begun: list[Any], groups: list[int], **arguments: Any) -> list[float | None]:
+        columns = [
+            _finished(_shown(name, function), function, column, groups, arguments)
+            for (name, function), column in zip(self._parts, zip(*begun, strict=True), strict=True)
+        ]
         missing = float("nan")
-        raw_BK = torch.tensor([[missing if x is None else x for x in row] for row in begun], dtype=torch.float64)
+        raw_BK = torch.tensor([[missing if x is None else x for x in row] for row in columns], dtype=torch.float64).T
         for (name, _), column_B in zip(self._parts, raw_BK.T, strict=True):
             arguments["log_extra"](f"reward_{name}", column_B.tolist())
             if not column_B.isnan().all():
@@ -140,6 +133,31 @@ def _shown(name: str, function: RewardFunction) -> str:
     return f"reward '{own}'"
 
 
+def _begun(what: str, function: RewardFunction, arguments: dict[str, Any]) -> Callable[[], list[Any]]:
+    """Starts a part. The returned function waits for its rewards, or for what its `finish` is to be given."""
+    if isinstance(function, StepReward):
+        wait = named_errors(what, lambda: function.begin(**arguments))
+        return lambda: list(named_errors(what, wait))
+    result = named_errors(what, lambda: started(function(**arguments, log_extra=ignore, log_metric=ignore)))
+
+    def rewards() -> list[float | None]:
+        values = named_errors(what, result.result) if isinstance(result, Future) else result
+        return checked_rewards(what, values, len(arguments["completions"]))
+
+    return rewards
+
+
+def _finished(
+    what: str, function: RewardFunction, begun: Sequence[Any], groups: list[int], arguments: dict[str, Any]
+) -> Sequence[float | None]:
+    """A part's rewards over the whole step, from what it began with."""
+    if not isinstance(function, StepReward):
+        return begun
+    unlogged = arguments | {"log_extra": ignore, "log_metric": ignore}
+    values = named_errors(what, lambda: function.finish(list(begun), groups, **unlogged))
+    return checked_rewards(what, values, len(begun))
+
+
 def _key(prompt: Any) -> str:
     """16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(prompt, sort_keys=True).encode()).hexdigest()[:16]
@@ -152,10 +170,12 @@ def ignore(name: str, value: Any) -> None:
 def combined(
     rewards_BK: torch.Tensor, group_B: torch.Tensor, weights_K: torch.Tensor, combine: Combine
 ) -> torch.Tensor:
-    """One reward from K; NaN where one of them is missing. Groups of one (evaluation) are not normalised."""
+    """One reward from K; NaN where one of them is missing: such a sample is in no mean and no std. Groups of one
+    (evaluation) are not normalised."""
     if combine == "normalised" and len(group_B.unique()) < len(group_B):
-        missing_B = rewards_BK.isnan().any(1)
-        rewards_BK = torch.stack([group_relative(column_B, group_B, scale="std") for column_B in rewards_BK.T], 1)
-        rewards_BK[missing_B] = float("nan")
+        missing_B1 = rewards_BK.isnan().any(1, keepdim=True)
+        present_BK = rewards_BK.masked_fill(missing_B1, torch.nan)
+        relative = [group_relative(column_B, group_B, scale="std") for column_B in present_BK.T]
+        rewards_BK = torch.stack(relative, 1).masked_fill(missing_B1, torch.nan)
     weighted_BK = rewards_BK * weights_K
     return weighted_BK.min(1).values if combine == "min" else weighted_BK.sum(1)

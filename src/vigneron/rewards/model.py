@@ -40,7 +40,8 @@ class ModelReward:
 
 @dataclass(frozen=True)
 class PreferenceReward:
-    """A completion's rank within its group, by a preference model that compares each pair in both orders.
+    """A completion's rank within its group, by a preference model that compares each pair in both orders. A
+    `StepReward`, which is told the groups: two of them may have the same prompt.
 
     win_rate: the mean probability of being better than each of the others. tournament: the share of the rounds won in a
     knock-out over the samples in order. Equal texts tie; a group of one gets 0.5.
@@ -48,6 +49,7 @@ class PreferenceReward:
 
     scorer: Policy
     ranking: Literal["win_rate", "tournament"] = "win_rate"
+    overlaps = False
     __name__ = "preference"
 
     def __call__(
@@ -57,14 +59,38 @@ class PreferenceReward:
         tools: Sequence[Any] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        groups: dict[str, list[int]] = {}
-        rows = conversations(prompts, tools)
-        for sample, row in enumerate(rows):
-            groups.setdefault(json.dumps(row, sort_keys=True), []).append(sample)
+        """With TRL's signature: completions of the same prompt with the same tools are a group."""
+        numbers: dict[str, int] = {}
+        keys = [json.dumps(row, sort_keys=True) for row in conversations(prompts, tools)]
+        groups = [numbers.setdefault(key, len(numbers)) for key in keys]
+        return self.finish([], groups, prompts, completions, tools)
+
+    def begin(self, completions: Sequence[Any], **columns: Any) -> Callable[[], list[None]]:
+        return lambda: [None] * len(completions)
+
+    def finish(
+        self,
+        begun: Sequence[None],
+        groups: Sequence[int],
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        members: dict[int, list[int]] = {}
+        for sample, group in enumerate(groups):
+            members.setdefault(group, []).append(sample)
         texts = [conversation_text(text).strip() for text in completions]
         rank = self._win_rates if self.ranking == "win_rate" else self._rounds_won
-        by_sample = rank(list(groups.values()), rows, texts)
+        by_sample = rank(list(members.values()), conversations(prompts, tools), texts)
         return [by_sample[sample] for sample in range(len(prompts))]
+
+    def scalars(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, scalars: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
 
     def _win_rates(
         self, groups: Sequence[Sequence[int]], rows: Sequence[Row], texts: Sequence[str]
