@@ -20,6 +20,7 @@ from vigneron.rewards.apply import SEEN, ApplyReward, after
 from vigneron.rewards.combined import CombinedReward, combined
 from vigneron.rewards.user_reward import RewardFailed
 from vigneron.run_store.folder import RunFolder
+from vigneron.training.metrics import batch_metrics
 
 NAN = math.nan
 
@@ -165,6 +166,28 @@ def test_the_overlong_penalty_is_added() -> None:
     wanted = [n + 1.0 - 3.0 * min(1.0, max(0.0, (width - limit + 2) / 2)) for n, width in enumerate(widths)]
     assert values.signals.rewards_B.tolist() == pytest.approx(wanted)
     assert values.signals.metrics["reward/overlong"] < 0
+
+
+def test_the_overlong_penalty_of_a_conversation_counts_the_models_own_tokens() -> None:
+    """Three turns of 4 tokens at most: 12. The replies in between have 5 tokens each."""
+    reward = {"kind": "python", "function": f"{__name__}:letters", "overlong": {"buffer": 4}}
+    talk = {"environment": {"kind": "python", "class": "a:B", "max_turns": 3}, "max_new_tokens": 4}
+    batch = small_batch(completions=("a", "bb", "ccc", "dddd"))
+    turns = (((3, 7), (12, 16), (21, 25)), ((3, 7), (12, 14)), ((3, 6), (11, 14), (19, 23)), ((3, 7),))
+    wide = torch.zeros(4, 22, dtype=torch.long)
+    batch = batch.with_samples(spans=turns, completion_BT=wide, completion_ids=None)
+    scored = ApplyReward.of(config_with(reward, **talk), letters)(batch)
+    assert scored.signals.rewards_B.tolist() == pytest.approx([1.0 - 1.0, 2.0, 3.0 - 0.5, 4.0])
+    assert batch_metrics(scored)["completions/mean_length"] == (12 + 6 + 10 + 4) / 4
+
+
+def test_what_the_reward_saw_is_compared_also_beside_demonstrations() -> None:
+    batch = small_batch(completions=("so</think>hot", "no</think>cold", "hot", "x"))
+    batch = batch.with_samples(
+        columns={"answer": ("hot",) * 4},
+        extras={"origin": ("fresh", "fresh", "demonstrated", "fresh"), SEEN: ("hot", "cold", "hot", "x")},
+    ).with_signals(rewards_B=torch.zeros(4))
+    assert batch_metrics(batch)["exact_match"] == 1 / 3
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ def the_overlong_penalty_has_an_effect(config: TopLevel) -> None:
     overlong = config.reward.overlong
     if overlong is not None and config.method.reads != "prompts":
         raise ValueError(f"`reward.overlong` has no effect with {_named(config.method)}, which samples nothing")
-    if overlong is not None and overlong.buffer > config.completion_tokens:
-        raise ValueError(f"`reward.overlong.buffer` is above the longest completion ({config.completion_tokens})")
+    if overlong is not None and overlong.buffer > config.written_tokens:
+        raise ValueError(f"`reward.overlong.buffer` is above the longest completion ({config.written_tokens})")
 
 
 def the_policy_can_score(config: TopLevel) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vigneron.batch import Batch
-from vigneron.data.prompts import Row, in_row, row_prompts_token_ids
+from vigneron.data.prompts import Row, filled, in_row, row_prompts_token_ids
 from vigneron.errors import UserError
 from vigneron.policy.message_forms import message_text
 from vigneron.rollout.grape import with_prompts
@@ -45,6 +45,6 @@ def guided_prompts(rows: Sequence[Row], template: str, of: str) -> list[Any]:
 
 def _filled(template: str, row: Row) -> str:
     try:
-        return template.format(**row)
+        return filled(template, row)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise UserError(f"sampling.prompt cannot be filled from the row's columns: {error!r}") from error

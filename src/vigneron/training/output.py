@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from vigneron.batch import Batch
 from vigneron.config import Config
 from vigneron.core.masked import masked_sum
-from vigneron.data.prompts import conversation_text, prompt_text
+from vigneron.data.prompts import completion_text, conversation_text, prompt_text
 from vigneron.distributed import ranks
 from vigneron.errors import UserError, reason
 from vigneron.files import write_atomically
@@ -56,7 +56,7 @@ def samples_of(batch: Batch, step: int, kind: Kind) -> list[Sample]:
             sample=names[i],
             prompt=prompt_text(batch.samples.prompts[i]),
             completion=conversation_text(batch.samples.completions[i]),
-            answer=None if answers[i] is None else str(answers[i]),
+            answer=None if answers[i] is None else completion_text(answers[i]),
             reward=None if rewards[i] != rewards[i] else rewards[i],
             advantage=advantages[i],
             correct=None if batch.signals.correct is None else batch.signals.correct[i],
