@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.rewards.checkers import check_texts, why_unusable
-from vigneron.rewards.final_number import final_number
+from vigneron.rewards.checkers import check_texts
+from vigneron.rewards.final_number import final_number, why_no_number
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,6 @@ def test_the_answer_is_read_by_the_same_rule() -> None:
 
 
 def test_an_answer_without_a_number_is_unusable() -> None:
-    assert why_unusable("final_number", "no idea") == "has no number that `final_number` can read"
-    assert why_unusable("final_number", "#### 42") is None
-    assert why_unusable("final_number", 42) is None
-    assert why_unusable("equality", "no idea") is None
-    assert why_unusable("module:function", "no idea") is None
+    assert why_no_number("1,2,3") == why_no_number("no idea") == "has no number that `final_number` can read"
+    assert why_no_number("#### 42") is None
+    assert why_no_number(42) is None

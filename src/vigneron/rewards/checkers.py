@@ -13,7 +13,7 @@ from vigneron.config import Config
 from vigneron.data.prompts import completion_text
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rewards.apply import ApplyReward, RewardFailed, RewardFunction, with_seen
-from vigneron.rewards.final_number import final_number_reward, number_spans, why_no_number
+from vigneron.rewards.final_number import final_number_reward, number_spans
 from vigneron.rewards.judge_right import judge_right_reward
 from vigneron.rewards.maze_walk import maze_walk_reward
 from vigneron.rewards.nim_move import nim_optimal_reward
@@ -147,11 +147,6 @@ NEEDS = {
     "nim_optimal": "piles",
 }
 """The column that a built-in checker needs."""
-
-
-def why_unusable(name: str, answer: Any) -> str | None:
-    """What makes a row's answer unusable for a built-in checker, as "has no …". None: nothing."""
-    return why_no_number(answer) if name == "final_number" else None
 
 
 Check = Callable[[Batch], Batch]

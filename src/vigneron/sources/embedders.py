@@ -99,7 +99,7 @@ class SentenceEmbedder:
     def unknown_shares(self, texts: Sequence[str]) -> list[float]:
         """The share of each text's tokens that the model does not know; 1 for a blank text. Unknown characters have one
         token together, so texts of nothing else are all alike to the model."""
-        tokenizer = self._model.tokenizer
+        tokenizer: Any = getattr(self._model, "tokenizer", None)
         unknown = getattr(tokenizer, "unk_token_id", None)
         if unknown is None:  # bytes
             return [0.0 if text.strip() else 1.0 for text in texts]
