@@ -44,8 +44,7 @@ def plain_score(model: Any, text: str) -> Tensor:
 
 def plain_rewards(model: Any) -> tuple[Tensor, Tensor]:
     return tuple(  # type: ignore[return-value]
-        torch.stack([plain_score(model, row["prompt"] + row[side]) for row in ROWS])
-        for side in ("chosen", "rejected")
+        torch.stack([plain_score(model, row["prompt"] + row[side]) for row in ROWS]) for side in ("chosen", "rejected")
     )
 
 

@@ -14,7 +14,7 @@ from vigneron.errors import UserError
 from vigneron.methods.grpo import progress_notices
 from vigneron.recipe import check_config, config_yaml, load_config
 from vigneron.rewards.build import build_reward
-from vigneron.rewards.checkers import exact_reward
+from vigneron.rewards.checkers import exact_reward, load_checker
 from vigneron.rewards.semantic import Contrast, Guards, SemanticReward
 from vigneron.rewards.token_f1 import token_f1_reward
 from vigneron.run_data.readers import why_not_compared
@@ -161,7 +161,41 @@ def test_numbers_count_and_words_are_not_joined() -> None:
     ],
 )
 def test_an_answer_that_cleaning_empties_is_refused(clean: str, answer: str, why: str | None) -> None:
-    assert why_not_compared(config_with({"kind": "semantic", "clean": clean}), answer) == why
+    told = why and f"{why}: set `reward.clean: none`"
+    assert why_not_compared(config_with({"kind": "semantic", "clean": clean}), answer) == told
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "refused"),
+    [
+        ({"kind": "binary"}, "so 1.2.3", True),
+        ({"kind": "binary"}, "so 12", False),
+        ({"kind": "binary"}, 12, False),
+        ({"kind": "token_f1"}, "twelve", False),
+    ],
+)
+def test_an_answer_without_a_number_is_refused_where_the_number_is_the_reward(
+    reward: dict[str, str], answer: Any, refused: bool
+) -> None:
+    config = config_with(reward)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"checker": "final_number"})})
+    why = "has no number that `final_number` can read: correct it, or choose another `data.checker`"
+    assert why_not_compared(config, answer) == (why if refused else None)
+
+
+def test_answers_that_the_embedder_does_not_know_are_noted() -> None:
+    reward = config_with({"kind": "semantic", "embedder": "minilm"}).reward
+    said: list[str] = []
+
+    def build(*answers: str | None) -> None:
+        build_reward(reward, load_checker("equality"), notice=said.append, rows=[{"answer": text} for text in answers])
+
+    build("hot", "cold", None, "")
+    build()
+    assert not said
+    build("hot", "巴黎", None, "Köln 罗", "cold")
+    (note,) = said
+    assert note.startswith("reward.embedder: 50% of the first 4 answers contain characters that 'minilm' does not know")
 
 
 def test_token_f1_by_hand() -> None:

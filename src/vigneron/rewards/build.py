@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vigneron.config import (
     CombinedRewardConfig,
@@ -19,12 +19,18 @@ from vigneron.config import (
     SemanticRewardConfig,
     TokenF1RewardConfig,
 )
-from vigneron.data.prompts import Row
+from vigneron.data.prompts import Row, completion_text
 from vigneron.policy.model import Policy
 from vigneron.policy.reference import Reference
 from vigneron.rewards.apply import RewardFunction
 from vigneron.sources.placement import IN_PROCESS, ModelPlacement
 from vigneron.user_code import python_function
+
+if TYPE_CHECKING:
+    from vigneron.sources.embedding_cache import CachedEmbedder
+
+NOTED_ROWS = 500
+"""The first rows, whose answers the embedder should know."""
 
 
 def build_reward(
@@ -70,7 +76,10 @@ def build_reward(
         guards = Guards(
             options.input_weight, options.max_length_ratio, options.max_repetition, second, options.max_cut_ratio
         )
-        build = partial(SemanticReward, embedder(config.embedder), clean=config.clean)
+        own = embedder(config.embedder)
+        if (note := _unknown_note(own, rows)) is not None:
+            notice(note)
+        build = partial(SemanticReward, own, clean=config.clean)
         if config.form == "contrastive":
             contrast = Contrast(rows, config.negatives, config.temperature)
             return build(alpha=1.0, form="clip", guards=guards, contrast=contrast)
@@ -111,6 +120,19 @@ def build_reward(
             return ProcessReward(scorer, config.separator, config.combine, at_steps, config.shape)
         return PreferenceReward(load(config.model, "first_is_better", device), config.ranking)
     return checker
+
+
+def _unknown_note(embedder: "CachedEmbedder", rows: Sequence[Row]) -> str | None:
+    """About answers that the embedder cannot read."""
+    first = (rows[index].get("answer") for index in range(min(NOTED_ROWS, len(rows))))
+    answers = [text for answer in first if answer is not None and (text := completion_text(answer)).strip()]
+    share = embedder.share_of_unknown(answers)
+    if not share:
+        return None
+    return (
+        f"reward.embedder: {share:.0%} of the first {len(answers)} answers contain characters that '{embedder.name}' "
+        "does not know and cannot tell apart: choose an embedder for their language"
+    )
 
 
 def reads_rows(config: RewardConfig) -> bool:

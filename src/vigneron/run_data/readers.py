@@ -60,12 +60,18 @@ NOTHING_LEFT = {"words": "is empty", "letters": "has no letters", "a_to_z": "has
 
 
 def why_not_compared(config: Config, answer: Any) -> str | None:
-    """Why the semantic reward cannot embed an answer: `reward.clean` leaves nothing of it. None if it can."""
+    """Why the reward cannot compare with an answer, and what to do: `reward.clean` leaves nothing of it, or the checker
+    finds no number. None if it can."""
+    if checker_name(config) == "final_number" and any(part.kind == "binary" for part in config.reward.parts):
+        from vigneron.rewards.final_number import why_no_number
+
+        if (why := why_no_number(answer)) is not None:
+            return f"{why}: correct it, or choose another `data.checker`"
     for part in config.reward.parts:
         if not isinstance(part, SemanticRewardConfig) or part.clean == "none":
             continue
         if not CLEANERS[part.clean](completion_text(answer)):
-            return NOTHING_LEFT[part.clean]
+            return f"{NOTHING_LEFT[part.clean]}: set `reward.clean: none`"
     return None
 
 
@@ -119,7 +125,7 @@ class PromptReader:
             row = self.score(row, place)
         if self.answered:
             if (why := why_not_compared(self.config, row["answer"])) is not None:
-                raise UserError(f"data: {place}: the answer {why}: set `reward.clean: none`")
+                raise UserError(f"data: {place}: the answer {why}")
             answer = row["answer"]
             if self.demonstrations and not (answer if type(answer) is str else completion_text(answer)).strip():
                 raise UserError(f"data: {place}: the answer is empty: remove the row or fill it in")

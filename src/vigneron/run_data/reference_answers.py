@@ -172,5 +172,4 @@ def _comparable(config: Config, outcome: Outcome) -> Outcome:
     why = None if outcome.answer is None else why_not_compared(config, outcome.answer)
     if why is None:
         return outcome
-    why = f"its answer {outcome.answer!r} {why} (set `reward.clean: none` to keep it)"
-    return replace(outcome, answer=None, why=why)
+    return replace(outcome, answer=None, why=f"its answer {outcome.answer!r} {why}")

@@ -8,6 +8,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -53,6 +54,11 @@ class CachedEmbedder:
                 )
             self._remember({text: known[text] for text in missing if np.isfinite(known[text]).all()})
         return torch.from_numpy(np.stack([known[text] for text in texts]))
+
+    def share_of_unknown(self, texts: Sequence[str]) -> float:
+        """The share of texts with tokens that the embedder does not know, as far as it can say."""
+        shares_of = getattr(self._embedder, "unknown_shares", None)
+        return 0.0 if shares_of is None or not texts else fmean(share > 0 for share in shares_of(texts))
 
     def _known(self, text: str) -> np.ndarray | None:
         """From memory, else from the file."""

@@ -138,7 +138,7 @@ def test_a_reward_models_score_as_it_is_or_through_the_logistic_function(reward_
             return float(plain.model(torch.tensor([[*plain.tokenizer(text)["input_ids"], 0]])).logits)
 
     plain.model.config.pad_token_id = None
-    wanted = [passed(text) for text in ("q yes", "say ", "user: hi\nanswer: yo")]
+    wanted = [passed(text) for text in ("qyes", "say", "user: hi\nanswer: yo")]
     loaded: dict[tuple[str, str], Any] = {}
     got = scores(built(reward_model(reward_folder, squash="none"), loaded=loaded), *samples)
     squashed = scores(built(reward_model(reward_folder), loaded=loaded), *samples)

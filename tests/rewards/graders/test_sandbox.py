@@ -13,8 +13,8 @@ from support.sandboxed import ADD, graded, item, needs_sandbox, scorer
 from vigneron.errors import UserError
 from vigneron.rewards.graders.code import CodeGrader, python_code
 from vigneron.sandbox import runner
-from vigneron.sandbox.backends import cores
 from vigneron.sources.verdict import GraderInput, Verdict
+from vigneron.threads import cores
 
 pytestmark = pytest.mark.slow
 
