@@ -64,7 +64,7 @@ class DamagedWeights(UserError):
 
 
 class NonFinite(UserError):
-    """A loss, a gradient or a reward is NaN or infinite: the weights were not updated. `batch` is the one at fault."""
+    """A loss, a gradient or a reward is NaN or infinite: the update was not applied. `batch` is the one at fault."""
 
     batch: Any = None
 

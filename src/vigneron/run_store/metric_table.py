@@ -99,7 +99,8 @@ METRICS = (
            "Mean |predicted score − recorded score|."),
     Metric("entropy", "entropy", None, "entropy (nats per token)", TRAINING,
            "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token. This and other means "
-           "over tokens leave out groups of equal rewards where these need no pass through the model."),
+           "over tokens leave out groups of equal rewards where these need no pass through the model. Of a step's "
+           "several updates this, `kl` and `logprob_mismatch` are the first one's: with minibatches, of a random part."),
     Metric("kl", "KL", "down", "KL to the reference (nats per token)", TRAINING,
            "KL(π₀ ‖ reference): over the vocabulary where GRPO or GRAPE penalise the exact KL; else by k1, the mean of "
            "log π₀ − log π_ref over the sampled tokens, which is unbiased and may be negative."),
@@ -135,7 +136,7 @@ METRICS = (
            "A*-PO: mean V* of the step's prompts, from the reference's samples."),
     Metric("baseline", "baseline", None, "", TRAINING, "REINFORCE's baseline, where it is one number."),
     Metric("steps_skipped", "steps skipped", "down", "", TRAINING,
-           "Steps so far without an update, because a value was not finite (`skip_nonfinite`)."),
+           "Steps so far that ended before all their updates, because a value was not finite (`skip_nonfinite`)."),
 
     Metric("loss/policy", "policy loss", "down", "", LOSSES, "The policy-gradient term of the loss."),
     Metric("loss/kl", "KL penalty", "down", "", LOSSES,

@@ -68,7 +68,7 @@ class Run:
     async_rollout: AsyncRollout | None = None
     step: int = 0
     skipped: int = field(default=0)
-    """Steps without an update, because something was not finite."""
+    """Steps that something not finite ended before all their updates were made."""
 
     @property
     def folder(self) -> RunFolder:
@@ -119,7 +119,7 @@ class Run:
         if self.skipped > self.config.skip_nonfinite or error.batch is None:
             how = f"`{self.resume_command} skip_nonfinite={self.skipped}` skips it"
             raise UserError(f"step {step}: {error}. Its batch {dumped}; {how}") from error
-        text = f"step {step} is skipped, without an update: {error}. Its batch {dumped}"
+        text = f"step {step} is skipped: {error}. Its batch {dumped}"
         self.output.notify(Notice(step, text, "warning"), view)
         self.method.update.begin_at(step)
         self.curriculum.skipped(self.step)
