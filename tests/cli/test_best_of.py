@@ -16,12 +16,22 @@ from vigneron.commands.best_of import BestOf, best_of, ranked
 from vigneron.core.intervals import wilson
 
 
+def scored(scores: list[float]) -> Any:
+    """A reward that is called with one group after the other, whose texts end in the samples' numbers."""
+
+    def reward(prompts: list[str], completions: list[str]) -> list[float]:
+        assert len(prompts) == 2
+        return [scores[int(text.split()[-1])] for text in completions]
+
+    return reward
+
+
 def test_the_chosen_sample_by_hand() -> None:
     """Three prompts of two samples: right choice, wrong choice where one was right, nothing right."""
     scores = [0.1, 0.9, 0.7, 0.2, 0.5, 0.5]
     correct = (False, True, False, True, False, False)
     batch = make_batch([1] * 6, [1] * 6).with_signals(correct=correct, rewards_B=torch.zeros(6))
-    got = ranked(batch, lambda **_: scores, 2)
+    got = ranked(batch, scored(scores), 2)
     assert (got.prompts, got.samples) == (3, 2)
     assert (got.accuracy, got.mean, got.passed) == pytest.approx((1 / 3, 2 / 6, 2 / 3))
     assert got.interval(1 / 3) == pytest.approx(wilson(1, 3))
@@ -36,7 +46,7 @@ def test_an_interval_of_all_or_nothing_has_a_width(share: float) -> None:
 
 def test_groups_need_not_be_in_a_row() -> None:
     batch = make_batch([1] * 4, [1] * 4).with_signals(correct=(True, False, True, False), rewards_B=torch.zeros(4))
-    got = ranked(batch.with_samples(group_B=torch.tensor([0, 1, 0, 1])), lambda **_: [0.9, 0.1, 0.2, 0.3], 2)
+    got = ranked(batch.with_samples(group_B=torch.tensor([0, 1, 0, 1])), scored([0.9, 0.1, 0.2, 0.3]), 2)
     assert (got.accuracy, got.mean, got.passed) == (0.5, 0.5, 0.5)
 
 

@@ -494,3 +494,8 @@ def test_toml_too(tmp_path: Path) -> None:
     file.write_text("x = ", encoding="utf-8")
     with pytest.raises(UserError, match="not valid TOML"):
         convert(file, "verifiers", tmp_path / "r.yaml", "vigneron", Options())
+
+
+def test_names_of_every_script_fit() -> None:
+    for given, name in (("Erklärung", "Erklärung"), ("数学: 1/2", "数学- 1-2"), ("__ क्या?", "क्या-"), ("?!", "item")):
+        assert fitting_name(given) == name

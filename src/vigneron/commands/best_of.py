@@ -75,12 +75,18 @@ def ranked(batch: Batch, reward: RewardFunction, count: int) -> BestOf:
     correct = batch.signals.correct or (None,)
     if None in correct:
         raise UserError("the checker cannot judge every sample: each row needs the reference in the column `answer`")
-    columns = {name: list(values) for name, values in batch.samples.columns.items() if name == "tools"}
-    scores = reward(prompts=list(batch.samples.prompts), completions=list(batch.samples.completions), **columns)
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(batch.samples.group_B.tolist()):
         groups.setdefault(group, []).append(sample)
-    chosen = [max(group, key=lambda sample: (scores[sample], -sample)) for group in groups.values()]
+    columns = {
+        "prompts": batch.samples.prompts,
+        "completions": batch.samples.completions,
+        **{name: values for name, values in batch.samples.columns.items() if name == "tools"},
+    }
+    chosen = []
+    for group in groups.values():  # a preference model compares samples of one prompt, which two groups may share
+        scores = reward(**{name: [values[sample] for sample in group] for name, values in columns.items()})
+        chosen.append(max(zip(group, scores, strict=True), key=lambda scored: (scored[1], -scored[0]))[0])
     right_P = torch.tensor([sum(bool(correct[sample]) for sample in group) for group in groups.values()])
     return BestOf(
         len(groups),

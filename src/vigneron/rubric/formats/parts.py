@@ -5,6 +5,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import regex
+
 from vigneron.errors import UserError, did_you_mean
 from vigneron.rubric.model import DEFAULT_CANARIES, AnyItem, Category, Rubric
 from vigneron.rubric.read import checked_item
@@ -45,7 +47,8 @@ def item_notices(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 def fitting_name(given: str, taken: Collection[str] = (), otherwise: str = "item") -> str:
     """A valid name for a rubric item like the given one, and not taken."""
-    name = re.sub(r"[^A-Za-z0-9 _.-]+", "-", given).lstrip(" _.-").rstrip()[:MAX_NAME].rstrip() or otherwise
+    fitting = regex.sub(r"[^\p{L}\p{M}\p{N} _.-]+", "-", given)
+    name = regex.sub(r"^[^\p{L}\p{N}]+", "", fitting)[:MAX_NAME].rstrip() or otherwise
     unique, number = name, 1
     while unique in taken:
         number += 1
