@@ -497,5 +497,5 @@ def test_toml_too(tmp_path: Path) -> None:
 
 
 def test_names_of_every_script_fit() -> None:
-    for given, name in (("Erklärung", "Erklärung"), ("数学: 1/2", "数学- 1-2"), ("__ क्या?", "क्या-"), ("?!", "item")):
-        assert fitting_name(given) == name
+    for text, name in (("Erklärung", "Erklärung"), ("数学: 1/2", "数学- 1-2"), ("__ क्या?", "क्या-"), ("?!", "item")):
+        assert fitting_name(text) == name
