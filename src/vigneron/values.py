@@ -10,6 +10,9 @@ GB = 2**30
 """Of memory, in options, tables and messages: as `nvidia-smi` and torch count it."""
 
 
+LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a finite int or float; a bool is not a number, nor is an int too large for a float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

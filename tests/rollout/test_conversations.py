@@ -27,7 +27,7 @@ from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.environment import environment_reward
 from vigneron.rollout import conversations
-from vigneron.rollout.conversations import EARNED, Transcript, transcript_metrics
+from vigneron.rollout.conversations import EARNED, Transcript, add_log, transcript_metrics
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [
@@ -306,6 +306,9 @@ DEEP["itself"] = DEEP
         (Reply([{"role": "user", "content": "\ud800"}]), "a message cannot be written as JSON"),
         (Reply([{"role": "user", "content": "x", "more": DEEP}]), "a message cannot be written as JSON"),
         (Reply("x", reward=10**400), "`reward` should be a number or None, not int"),
+        (Reply("x", reward=1e39), "`reward` should be a finite number or None, not 1e+39"),
+        (Reply("x", reward=b"1.0"), "`reward` should be a finite number or None, not b'1.0'"),  # type: ignore[arg-type]
+        (Reply("x", log={"failed": 1}), "may not have the name 'failed': `turns/failed` is a figure of every run"),
         (Reply("x", log={"deep": DEEP}), "`log` cannot be written as JSON"),
         (Reply("x", log={"text": Text()}), "`log` cannot be written as JSON"),
         (Reply("x", log={"row": SimpleNamespace(item="x")}), "cannot be written as JSON: a value of type SimpleName"),
@@ -321,6 +324,12 @@ def test_a_reply_that_cannot_be_used_says_so(reply: Reply, message: str) -> None
     with pytest.raises(BadReply) as error:
         checked_reply(reply)
     assert message in str(error.value)
+
+
+def test_what_is_logged_twice_of_a_turn_adds_up() -> None:
+    log: dict[str, Any] = {"points": 1, "text": "a", "none": None, "new none": 2.0}
+    add_log(log, {"points": 5, "text": "b", "none": 3, "new none": None, "new": 0.5, "flag": True})
+    assert log == {"points": 6, "text": "b", "none": None, "new none": None, "new": 0.5, "flag": True}
 
 
 def test_numbers_of_numpy_and_torch_are_fine() -> None:

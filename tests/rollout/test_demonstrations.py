@@ -84,7 +84,7 @@ def test_a_runs_own_rows_read_again_stay_what_they_are(row: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        ({"messages": "hello"}, "messages must be a list of"),
+        ({"messages": "hello"}, "messages is a text that is not JSON: give a list of messages, or its JSON text"),
         ({"messages": [{"role": "user"}]}, "turn 1 of messages has no `content`"),
         ({"messages": []}, "messages has no turn of role 'assistant'"),
         ({"messages": talk("a")}, "messages has no turn of role 'assistant' to train on: add one"),

@@ -1,6 +1,7 @@
 """Games of several roles: each sees its own side, the policy's roles are trained, and each is compared with itself."""
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from support.games import ROWS, game_config, game_rollout, played, policy_of
 from support.resuming import TrainedOnce, check_third_arm, lose_nothing
-from support.talking import talking_folder, what_hangs
+from support.talking import Letters, talking_folder, what_hangs
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.data.prompts import prompt_text
@@ -41,6 +42,26 @@ def test_each_role_is_a_sample_with_its_own_view() -> None:
     assert bob[1]["content"] == str(len(ann[2]["content"]))
     assert ann[1]["content"] == str(len(bob[0]["content"]))
     assert samples.prompts[3][-1]["content"] == str(len(ann[0]["content"]))
+
+
+class Logging(Letters):
+    """Four moves in turn, each of which is logged."""
+
+    def play(self, turns: dict[str, str]) -> Round:
+        (role,) = turns
+        return replace(super().play(turns), log={"moves": 1, f"of_{role}": 1})
+
+
+def test_what_a_game_logs_is_kept_for_every_role_and_adds_up() -> None:
+    batch = played(**{"class": f"{__name__}:Logging"})
+    turns = batch.samples.extras["turns"]
+    for talk in batch.samples.extras["conversation"]:
+        logs = [message["log"] for message in talk if "log" in message]
+        assert sum(log["moves"] for log in logs) == 4
+        assert (sum(log.get("of_ann", 0) for log in logs), sum(log.get("of_bob", 0) for log in logs)) == (2, 2)
+    assert set(turns) == {2}
+    assert batch.signals.metrics["turns/moves"] == 4.0
+    assert batch.signals.metrics["turns/of_ann"] == 2.0
 
 
 @pytest.mark.parametrize("game", ["support.talking:Letters", f"{__name__}:Flooding"])

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from vigneron.errors import first_line
 from vigneron.policy.message_forms import Message
+from vigneron.values import LARGEST_FLOAT32
 
 ROLES = ("user", "system", "tool")
 LONGEST_LOG = 20_000
@@ -73,7 +74,7 @@ def checked_reward(given: Any) -> float | None:
         reward = float(given)
     except Exception:  # whatever an object of the user's does
         raise BadReply(f"`reward` should be a number or None, not {type(given).__name__}") from None
-    if isinstance(given, str) or not math.isfinite(reward):
+    if isinstance(given, str | bytes) or not abs(reward) <= LARGEST_FLOAT32:
         raise BadReply(f"`reward` should be a finite number or None, not {given!r}")
     return reward
 
@@ -94,21 +95,27 @@ def _message(given: Any) -> Message:
     return message
 
 
+OWN_FIGURES = ("mean", "cut", "failed")
+"""Of the metrics `turns/…`."""
+
+
 def checked_log(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise BadReply("`log` should be a dict with texts as keys")
+    if taken := next((name for name in given if name in OWN_FIGURES or name.startswith("reward/")), None):
+        raise BadReply(f"`log` may not have the name {taken!r}: `turns/{taken}` is a figure of every run")
     log: dict[str, Any] = _plain(dict(given), "`log`", LONGEST_LOG)
     return log
 
 
-def _number(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """numpy's and torch's numbers as Python's. Raises for other objects."""
     if not callable(getattr(value, "item", None)):
         raise TypeError(f"a value of type {type(value).__name__}")
     return value.item()
 
 
-TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_number)
+TO_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=plain_number)
 
 
 def _is_short(value: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vigneron.environments.calls import CallFailed, within
+from vigneron.environments.reply import plain_number
 from vigneron.errors import first_line, visible
 from vigneron.threads import CallThreads, TookTooLong
 
@@ -54,7 +55,7 @@ def as_text(result: Any) -> str:
     """A text as it is, anything else as JSON."""
     if not isinstance(result, str):
         try:
-            result = json.dumps(result, ensure_ascii=False, allow_nan=False)
+            result = json.dumps(result, ensure_ascii=False, allow_nan=False, default=plain_number)
         except Exception as error:  # the result's own methods may raise anything
             kind = type(result).__name__
             raise ToolFailure(f"the result, of type {kind}, cannot be written as JSON: {one_line(error)}") from None

@@ -10,9 +10,7 @@ from typing import Any
 
 from vigneron.errors import NonFinite, UserError
 from vigneron.threads import event_loop
-
-MAX_REWARD = 3.4028234663852886e38
-"""The largest float32."""
+from vigneron.values import LARGEST_FLOAT32
 
 
 class RewardFailed(UserError):
@@ -73,7 +71,7 @@ def _finite(name: str, value: Any, row: int) -> float | None:
         ) from error
     if not math.isfinite(number):
         raise NonFiniteReward(f"{name} returned {value!r} for row {row}; a missing reward is None, not NaN")
-    return number if abs(number) <= MAX_REWARD else None
+    return number if abs(number) <= LARGEST_FLOAT32 else None
 
 
 async def _awaited(awaitable: Any) -> Any:

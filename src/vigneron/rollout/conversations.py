@@ -195,7 +195,7 @@ class Conversations:
             return
         if reply.reward is not None:
             transcript.rewards[-1] = (transcript.rewards[-1] or 0.0) + reply.reward
-        transcript.logs[-1] |= dict(reply.log)
+        add_log(transcript.logs[-1], reply.log)
 
     def _next(self, sample: int) -> Draft | None:
         """What the sample reads next; None if its conversation is over."""
@@ -301,6 +301,18 @@ def transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
         earned = [transcript.earned[turn] for transcript in transcripts if len(transcript.rewards) > turn]
         metrics[f"turns/reward/{turn + 1}"] = sum(earned) / len(earned)
     return _logged([transcript.logs for transcript in transcripts if transcript.error is None]) | metrics
+
+
+def add_log(log: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Of one name, numbers add up, None stays, and else the later value counts."""
+    for name, value in more.items():
+        before = log.get(name, 0 if isinstance(value, int | float) else value)
+        if before is None or value is None:
+            log[name] = None
+        elif isinstance(before, int | float) and isinstance(value, int | float):
+            log[name] = before + value
+        else:
+            log[name] = value
 
 
 def _logged(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:

@@ -242,8 +242,7 @@ class Episodes:
             for role in self.games.roles:
                 seat = self.seats[episode, role]
                 seat.earn(float(what.rewards.get(role, 0.0)))
-                if seat.transcript.logs and what.log:
-                    seat.transcript.logs[-1] |= dict(what.log)
+                seat.note(what.log)
             if silent := [role for role in what.to_play if not self.seats[episode, role].unread]:
                 why = f"{silent[0]!r} is to play and has nothing new to read: give it a message"
                 self._stop(episode, str(BadReply(why)), None)

@@ -1,13 +1,13 @@
 """A role in one episode of a game: what it has read and written, as messages and as tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.environments.reply import Reply
 from vigneron.policy.message_forms import Message
-from vigneron.rollout.conversations import Transcript
+from vigneron.rollout.conversations import Transcript, add_log
 from vigneron.rollout.reply_draft import Draft, drafts_ids
 
 
@@ -24,7 +24,9 @@ class Seat:
     completion_ids: tuple[int, ...] = ()
     behaviour: list[float] = field(default_factory=list)
     truncated: bool = False
+    """Whether one of its turns was cut."""
     early_reward: float = 0.0
+    early_log: dict[str, Any] = field(default_factory=dict)
     """What it has earned before its first turn."""
 
     @property
@@ -58,12 +60,17 @@ class Seat:
         start = len(self.completion_ids)
         self.completion_ids += tuple(ids)
         self.behaviour += logprobs
-        self.truncated = truncated
+        self.truncated |= truncated
         self.transcript.spans.append((start, len(self.completion_ids)))
         self.transcript.messages.append({"role": "assistant", "content": text})
         self.transcript.rewards.append(self.early_reward)
         self.early_reward = 0.0
-        self.transcript.logs.append({})
+        self.transcript.logs.append(self.early_log)
+        self.early_log = {}
+
+    def note(self, log: Mapping[str, Any]) -> None:
+        """What the game logs, beside its last turn or, before its first, beside that one."""
+        add_log(self.transcript.logs[-1] if self.transcript.logs else self.early_log, log)
 
     def earn(self, reward: float) -> None:
         """For its last turn; what comes before its first turn counts for that one."""

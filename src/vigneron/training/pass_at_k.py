@@ -15,6 +15,7 @@ from vigneron.policy.model import Policy
 from vigneron.rewards.checkers import NEEDS, build_run_check
 from vigneron.rollout.build import sampling_rollout
 from vigneron.run_data.readers import checker_name
+from vigneron.training.conversation_alerts import conversation_warnings
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def measure_pass_at_k(
         by_prompt.setdefault(group, []).append(verdict)
     counts = [sum(map(bool, verdicts)) for verdicts in by_prompt.values() if None not in verdicts]
     if not counts:
+        if failed := conversation_warnings(batch, config).get("environment"):
+            raise UserError(f"pass@k: no prompt has a verdict for all of its samples: {failed}")
         why = f"needs the column `{NEEDS[name]}`" if name in NEEDS else "returned None"
         raise UserError(f"pass@k: no prompt has a verdict for all of its samples: the checker '{name}' {why}")
     correct_P = torch.tensor(counts)

@@ -34,6 +34,7 @@ from vigneron.run_data.readers import checker_name
 from vigneron.run_data.reference_answers import with_parent_answers
 from vigneron.text import share_in
 from vigneron.timing import phase
+from vigneron.training.conversation_alerts import conversation_warnings
 from vigneron.training.grape_prompts import Prompts
 from vigneron.training.setup.resolve import newest_weights
 
@@ -138,6 +139,8 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
             return check(reward(batch, whole_step=False))
 
         batch, prompted, revised = sampled(rollout, rows), None, None
+        for text in conversation_warnings(batch, config).values():
+            notice(text)
         if isinstance(function, RubricReward) and isinstance(rollout, OnPolicy):
             prompted, revised = _with_rubric(config, Prompts(function.live_rubric), rollout, rows, batch, sampled)
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
