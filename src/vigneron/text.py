@@ -45,7 +45,7 @@ VALUE_END = re.compile(r"\d[%‰]\Z|\b[^\W\d_]#\Z")
 BEFORE_PERCENT = re.compile(r"(?<=\d) (?=[%‰])")
 
 RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹ⁱⁿ⁺⁻⁼⁽⁾]+")
-LOWERED = re.compile(r"(?<=\d)[₀₁₂₃₄₅₆₇₈₉]+|[₀₁₂₃₄₅₆₇₈₉]+(?=\d)")
+LOWERED = re.compile(r"(?<=\d)[₀-₉]++|(?<![₀-₉])[₀-₉]++(?=\d)")
 FRACTION = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞])")
 DASH = re.compile(r"[‐‒–—―](?=[.,]?\d)")
 UNITS = {code: unicodedata.decomposition(chr(code)).partition("> ")[2] for code in range(0x3371, 0x33E0)}
@@ -74,7 +74,8 @@ def standard(text: str) -> str:
 
 def _lowered(digits: re.Match[str]) -> str:
     """Apart from the digits beside them."""
-    before, after = digits.string[: digits.start()][-1:], digits.string[digits.end() :][:1]
+    text, start, end = digits.string, digits.start(), digits.end()
+    before, after = text[max(0, start - 1) : start], text[end : end + 1]
     return f"{'_' if before.isdecimal() else ''}{digits[0]}{'_' if after.isdecimal() else ''}"
 
 

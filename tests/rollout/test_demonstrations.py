@@ -140,6 +140,19 @@ def test_an_answer_that_is_written_with_its_end_gets_no_second_one() -> None:
     assert with_end.ids[-2:] == (*policy.tokenizer("Ho")["input_ids"], policy.tokenizer.eos_token_id)
 
 
+def test_an_answer_that_continues_its_own_beginning_is_one_turn() -> None:
+    """What is trained follows what sampling would be asked with."""
+    policy, begun = smollm2_shaped(), [*talk("Hi"), turn("assistant", "Sure:")]
+    row = {"prompt": begun, "completion": [turn("assistant", " done")]}
+    (found,) = demonstrations(policy, rows_of(row))
+    (asked,) = prompts_token_ids(policy.tokenizer, [begun])
+    assert found.prompt_ids == asked
+    assert policy.tokenizer.decode(found.completion_ids) == " done<|im_end|>"
+    more = [turn("assistant", " done"), turn("user", "Go on"), turn("assistant", "No")]
+    with pytest.raises(UserError, match="which the answer continues, and more turns follow: join both messages"):
+        demonstrations(policy, rows_of({"prompt": begun, "completion": more}))
+
+
 def test_what_comes_before_an_answer_is_what_a_child_is_asked_with() -> None:
     policy = smollm2_shaped()
     whole = talk("Hello", "Hi!", "And now?", "Now what.")

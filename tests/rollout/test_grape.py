@@ -204,6 +204,13 @@ def test_demonstrations_keep_columns_that_other_rows_lack() -> None:
     assert [batch.samples.columns["truth"][i] for i in at] == [None, "y"]
 
 
+def test_a_demonstration_is_scored_as_the_text_that_is_trained() -> None:
+    """A reward model would tell it apart from samples by its missing space."""
+    batch = evolving(Mix(0.0, 1.0, 100.0))([{"prompt": "say:", "answer": "x"}, {"prompt": "say: ", "answer": "y"}], 0)
+    at = [i for i, origin in enumerate(batch.samples.extras["origin"]) if origin == "demonstrated"]
+    assert [batch.samples.completions[i] for i in at] == [" x", "y"]
+
+
 def test_a_conversations_last_answer_alone_is_shown_behind_the_groups_text() -> None:
     """Earlier turns are part of the question, and nothing of them is learned."""
     messages = [

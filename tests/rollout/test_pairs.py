@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.small_batch import make_batch
 from support.tiny_models import tiny_policy
-from vigneron.data.pairs import read_pairs
+from vigneron.data.pairs import PairReader, read_pairs
 from vigneron.errors import UserError
 from vigneron.policy.microbatches import bundles, microbatches
 from vigneron.recipe import check_config
@@ -187,3 +187,14 @@ def test_a_task_without_pairs_is_refused_and_one_with_pairs_read() -> None:
     data = load_data(config("instructions"))
     assert (len(data.train), len(data.held_out)) == (436, 122)
     assert all(row["chosen"] == f" {row['answer']}" != row["rejected"] for row in data.train)
+
+
+def test_pairs_of_runs_of_earlier_versions_keep_their_space() -> None:
+    """Their folders have rows without it, and no `space_pairs`."""
+    given = {"method": {"name": "dpo"}, "data": {"train": "rows.jsonl"}}
+    old, new = (check_config(given, "my.yaml", stored=stored).data.space_pairs for stored in (True, False))
+    assert (old, new) == (True, False)
+    rows = [{"prompt": "say", "chosen": "yes", "rejected": " no"}, {"prompt": "say ", "chosen": "a", "rejected": "b"}]
+    read = [PairReader(spaced=True)(row, "row 1") for row in rows]
+    assert [(row["chosen"], row["rejected"]) for row in read if row] == [(" yes", " no"), ("a", "b")]
+    assert [PairReader()(row, "row 1") for row in rows] == rows

@@ -48,12 +48,19 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     check_held_out(config, data)
     checks = model_checks(config, data)
     check_parent(config)
-    build_reward(config.reward, load_checker(checker_name(config)), weights=partial(newest_weights, key="reward.file"))
+    of_reward: list[str] = []
+    build_reward(
+        config.reward,
+        load_checker(checker_name(config)),
+        weights=partial(newest_weights, key="reward.file"),
+        notice=of_reward.append,
+        rows=data.train if config.parent is None else (),
+    )
     check_stored(config)
     files = [*check_files(config)]
     models = frozen_models(config) | ({} if config.method.trains == "scorer" else {"model": config.model.name})
     shapes = [note for key, name in models.items() for note in check_shapes(name, key)]
-    for text in (*checks.notices, *files, *shapes, *machine_notices(config)):
+    for text in (*checks.notices, *of_reward, *files, *shapes, *machine_notices(config)):
         yield f"note: {visible(text)}"
     if config.parent is not None:
         cached, to_ask = count_cached(config, data)

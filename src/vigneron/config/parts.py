@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, template_columns
+from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, as_before, template_columns
 
 Files = list[str]
 CHECKER_NAMES = (
@@ -190,6 +190,9 @@ class DataConfig(Strict):
     chat: bool = False
     """Whether a prompt that is a text becomes a user's message, which the model's chat template writes: for instruct
     models on datasets of plain questions. false: the model continues the text."""
+    space_pairs: bool = False
+    """Whether a space is put between a text as `prompt` and a text of a pair that begins with none, as earlier versions
+    did. false: it follows directly."""
     checker: Annotated[str, AfterValidator(_known_checker)] | None = None
     """Decides whether a completion is correct: `equality` (after normalisation), `strict_equality` (without surrounding
     space and case alone), `inclusion` (of the answer, whatever stands around it), `in_order` (of the words, whatever
@@ -197,6 +200,11 @@ class DataConfig(Strict):
     of the last number), `sentiment_inversion`, `maze_walk` (whether the moves reach the goal), `judge_right` (whether
     the judge of a debate is), `nim_optimal` (whether the first move keeps the game's value), or `module:function`, a
     reward function that returns 0 or 1. null: the task's own, or `equality`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_newer_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        return as_before(given, info, space_pairs=True)
 
     @model_validator(mode="after")
     def one_source(self) -> "DataConfig":

@@ -13,17 +13,11 @@ from pydantic import (
 )
 
 from vigneron.config.judges import JudgeConfig
-from vigneron.config.values import STORED, NotNegative, Positive, Share, Strict, Url, dotted_path
+from vigneron.config.values import NotNegative, Positive, Share, Strict, Url, as_before, dotted_path
 
 
 def is_api_embedder(name: str) -> bool:
     return name.startswith(("text-embedding-", "api:"))
-
-
-def as_before(given: Any, info: ValidationInfo, **defaults: Any) -> Any:
-    """With what runs of earlier versions did, where the config of a run's folder lacks a key with a newer default."""
-    stored = (info.context or {}).get(STORED, False)
-    return {**defaults, **given} if stored and isinstance(given, dict) else given
 
 
 class GuardsConfig(Strict):

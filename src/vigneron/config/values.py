@@ -2,13 +2,20 @@
 
 import re
 from string import Formatter
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 STORED = "stored"
 """Key of the validation context: the config is of a run's folder, so checks that later versions added are skipped."""
+
+
+def as_before(given: Any, info: ValidationInfo, **defaults: Any) -> Any:
+    """With what runs of earlier versions did, where the config of a run's folder lacks a key with a newer default."""
+    stored = (info.context or {}).get(STORED, False)
+    return {**defaults, **given} if stored and isinstance(given, dict) else given
+
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -22,8 +22,9 @@ def with_messages(row: Row, place: object) -> Row:
     if "conversations" in row and all(row.get(column) in (None, "", []) for column in COLUMNS):
         turns = _parsed(row["conversations"], "conversations", place)
         if isinstance(turns, list) and turns and isinstance(turns[0], dict):
-            row = {name: value for name, value in row.items() if name != "conversations"} | {"messages": turns}
-    elif type(row.get("messages")) is str:
+            rest = {name: value for name, value in row.items() if name not in ("conversations", *COLUMNS)}
+            row = {**rest, "messages": turns}
+    elif type(row.get("messages")) is str and row["messages"].strip():
         row = {**row, "messages": _parsed(row["messages"], "messages", place)}
     foreign = [name for name, turns in row.items() if type(turns) is list and name in COLUMNS and not _are_plain(turns)]
     for column in foreign:

@@ -41,6 +41,18 @@ def conversation_of(row: Row) -> tuple[list[dict[str, Any]], int]:
     return conversation, len(conversation) - (len(completion) if isinstance(completion, list) else 1)
 
 
+def is_continued(messages: Sequence[dict[str, Any]], first: int) -> bool:
+    """Whether the answer goes on after its own beginning, an assistant's message at the end of the prompt."""
+    if not first or messages[first - 1]["role"] != "assistant" or messages[first]["role"] != "assistant":
+        return False
+    if first < len(messages) - 1:
+        raise UserError(
+            "the prompt ends with an assistant's message, which the answer continues, and more turns follow: join both "
+            "messages"
+        )
+    return True
+
+
 def answered(row: Row, completion: Any) -> Row:
     """The prompt of a row (`prompt_of`) with a completion as its answer. A text follows the prompt's text directly. A
     conversation is kept whole: the model's turns are its answers, and the turns between them are read."""

@@ -17,7 +17,7 @@ from vigneron.data.dataset import check_row
 from vigneron.data.first_pass import read_list
 from vigneron.data.foreign_messages import with_messages
 from vigneron.data.formats import is_conversation
-from vigneron.data.prompts import Row, as_messages, conversation_text, prompt_text
+from vigneron.data.prompts import Row, as_messages, continuation, conversation_text, prompt_text
 from vigneron.errors import UserError
 from vigneron.policy.message_forms import message_fault, message_text
 
@@ -36,9 +36,10 @@ JOINED_AFTER = "\u200d\u1039\u17d2"
 
 class PairReader:
     """Rows with `prompt`, `chosen` and `rejected`. Pairs of equal texts are left out and counted. If the soft label is
-    below 0.5, the texts of a pair are exchanged."""
+    below 0.5, the texts of a pair are exchanged. `spaced`: texts begin with a space, as `continuation` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spaced: bool = False) -> None:
+        self.spaced = spaced
         self.rows = self.ties = self.equal = 0
         self.example = ""
 
@@ -46,6 +47,8 @@ class PairReader:
         check_row(row, SIDES, place)
         row = _turned(_with_label(_with_prompt(row, place), place))
         check_row(row, ["prompt"], place)
+        if self.spaced and isinstance(row["prompt"], str) and isinstance(row["chosen"], str):
+            row = {**row, **{side: continuation(row["prompt"], row[side]) for side in SIDES}}
         self.rows += 1
         self.ties += row.get(PREFERRED) == 0.5
         if _text(row, "chosen") != _text(row, "rejected"):

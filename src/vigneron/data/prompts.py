@@ -89,6 +89,11 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
     return _RowFormatter().vformat(template, (), row)
 
 
+def continuation(prompt: str, answer: str) -> str:
+    """The answer with a space before it, unless it begins with one or the prompt ends in one."""
+    return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
+
+
 def conversation_text(completion: Any) -> str:
     """A completion for people to read: of a conversation all messages, each with its role."""
     if isinstance(completion, list) and len(completion) > 1:

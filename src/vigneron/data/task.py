@@ -8,7 +8,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from vigneron.data import forms, guess, maze, nim, opposites, sum_lists, sums
-from vigneron.data.prompts import Row
+from vigneron.data.prompts import Row, continuation
 from vigneron.errors import UserError
 
 
@@ -56,16 +56,11 @@ class Task:
         prompt: Any = [{"role": "user", "content": text}] if self.chat else text
         filled = {"prompt": prompt, "input": self.input.format(**row), **row, "answer": str(row[self.answer])}
         if isinstance(prompt, str):
-            filled |= {side: _continuing(prompt, row[side]) for side in ("chosen", "rejected") if side in row}
+            filled |= {side: continuation(prompt, row[side]) for side in ("chosen", "rejected") if side in row}
         if "play" not in row:
             return filled
         messages: list[dict[str, Any]] = [*prompt, *filled.pop("play")]
         return {**filled, "prompt": messages[:-1], "answer": messages[-1]["content"], "messages": messages}
-
-
-def _continuing(prompt: str, text: str) -> str:
-    """A text of a pair, which follows its prompt directly."""
-    return text if prompt[-1:].isspace() else f" {text}"
 
 
 @cache

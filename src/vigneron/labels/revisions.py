@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vigneron.data.prompts import Row
+from vigneron.data.prompts import Row, continuation
 from vigneron.labels.items import digest, in_format_of
-from vigneron.rollout.demonstrations import continuation
 from vigneron.rubric.principle_prompts import critique_request, revision_request
 from vigneron.rubric.principles import Principle
 from vigneron.sources.client import Failure

@@ -18,14 +18,14 @@ from vigneron.batch import Batch
 from vigneron.config import GadConfig
 from vigneron.core.losses import bradley_terry
 from vigneron.data.formats import answered
-from vigneron.data.prompts import completion_text, prompt_of
+from vigneron.data.prompts import completion_text, continuation, prompt_of
 from vigneron.methods import grpo
 from vigneron.methods.terms import pair_term, sides
 from vigneron.policy.from_config import new_scorer
 from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import assign_ranks
 from vigneron.policy.reward_model import scores, scores_in_parts, set_reward_model_kind
-from vigneron.rollout.demonstrations import Demonstrations, continuation
+from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.pairs import Pairs
 from vigneron.training.method import Method, Metrics, Update
 from vigneron.training.optimizers import make_optimizers

@@ -10,7 +10,7 @@ import torch
 
 from vigneron.core.draws import Sampling
 from vigneron.core.masked import masked_sum
-from vigneron.data.prompts import Row, completion_text
+from vigneron.data.prompts import Row, completion_text, continuation
 from vigneron.policy.chat import Conversation
 from vigneron.policy.device import on_device
 from vigneron.policy.logprobs import score
@@ -18,7 +18,7 @@ from vigneron.policy.model import Policy
 from vigneron.policy.rank_batches import map_microbatches
 from vigneron.policy.reference import Reference
 from vigneron.policy.token_boundaries import ids_with_cuts, plain_ids
-from vigneron.rollout.demonstrations import Demonstration, batch_of_texts, continuation
+from vigneron.rollout.demonstrations import Demonstration, batch_of_texts
 
 # Tokens in one forward pass, without gradients.
 MICROBATCH_TOKENS = 16384

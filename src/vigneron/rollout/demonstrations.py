@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from vigneron.batch import Batch, Samples, Span
-from vigneron.data.formats import conversation_of
-from vigneron.data.prompts import Row, columns_of, completion_text, in_row, numbered
+from vigneron.data.formats import conversation_of, is_continued
+from vigneron.data.prompts import Row, columns_of, completion_text, continuation, in_row, numbered
 from vigneron.errors import UserError
 from vigneron.policy.chat import Conversation, turn_end_ids
 from vigneron.policy.model import Policy
@@ -100,11 +100,6 @@ def demonstrations(
     return texts
 
 
-def continuation(prompt: str, answer: str) -> str:
-    """The answer with a space before it, unless it begins with one or the prompt ends in one."""
-    return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
-
-
 def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
     """A `completion` follows its prompt directly, an `answer` as `continuation` says. One that is written with its end
     gets no second one."""
@@ -127,6 +122,8 @@ def _conversational(policy: Policy, row: Row) -> Demonstration:
     model would have written: everything after a generation prompt, with the special tokens that end the turn."""
     messages, first = conversation_of(row)
     talk = Conversation.of(policy.tokenizer, messages, row.get("tools"))
+    if is_continued(messages, first):
+        return _after_prompt(policy, talk, turn_end_ids(policy.tokenizer) or [_end_id(policy)])
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
     answers = talk.assistant_spans(turns)
     if answers is None:

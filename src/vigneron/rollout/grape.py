@@ -14,7 +14,15 @@ import torch
 
 from vigneron.batch import Batch, concatenate, to_device
 from vigneron.core.draws import OTHER, keyed_uniform
-from vigneron.data.prompts import Row, columns_of, completion_text, prompt_of, prompt_text, prompts_token_ids
+from vigneron.data.prompts import (
+    Row,
+    columns_of,
+    completion_text,
+    continuation,
+    prompt_of,
+    prompt_text,
+    prompts_token_ids,
+)
 from vigneron.rollout.demonstrations import Demonstrations
 from vigneron.rollout.grape_memory import EarlierResponse, Memory
 from vigneron.rollout.on_policy import OnPolicy, as_completion
@@ -215,7 +223,7 @@ class GrapeRollout:
         batch = Demonstrations(policy)([self._demonstration(row) for row in rows])
         return batch.with_samples(
             prompts=tuple(row["prompt"] for row in rows),
-            completions=tuple(as_completion(row["prompt"], completion_text(row["answer"])) for row in rows),
+            completions=tuple(_given(row) for row in rows),
             columns=columns_of(rows),
             group_B=to_device([name // size for name in names], policy.device),
             sample_B=to_device(list(names), policy.device),
@@ -225,6 +233,14 @@ class GrapeRollout:
         ).with_signals(
             excluded_B=torch.zeros_like(batch.samples.truncated_B) if self.on_policy.mask_truncated else None
         )
+
+
+def _given(row: Row) -> Any:
+    """The dataset's answer as the completion that is trained: of a text, as it follows the prompt."""
+    answer = completion_text(row["answer"])
+    if isinstance(row["prompt"], str) and row.get("completion") is None:
+        return continuation(row["prompt"], answer)
+    return as_completion(row["prompt"], answer)
 
 
 def with_sampling_prompts(batch: Batch) -> Batch:

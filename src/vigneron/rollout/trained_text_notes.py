@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vigneron.data.formats import answered, conversation_of
+from vigneron.data.formats import answered, conversation_of, is_continued
 from vigneron.data.pairs import SIDES
 from vigneron.data.prompts import Row, prompt_of
 from vigneron.policy.assistant_spans import AssistantSpans
@@ -43,7 +43,7 @@ def trained_text_notes(tokenizer: Any, row: Row) -> list[str]:
     messages, first = conversation_of(answered(prompt_of(row), row["chosen"]) if row.get("chosen") else row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    answers = talk.assistant_spans(turns)
+    answers = None if is_continued(messages, first) else talk.assistant_spans(turns)
     notes = _turns_after(row, len(messages))
     if answers is None:
         return notes

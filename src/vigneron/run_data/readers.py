@@ -77,7 +77,7 @@ def why_not_compared(config: Config, answer: Any) -> str | None:
 
 def _method_reader(config: Config, part: str) -> Reader:
     if config.method.reads == "pairs":
-        return PairReader()
+        return PairReader(spaced=config.data.space_pairs)
     if config.method.reads == "recorded" and part == "train":
         assert config.method.score_column is not None
         return RecordedReader(config.method.score_column, config.method.score_range)

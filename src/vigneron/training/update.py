@@ -262,11 +262,12 @@ def _on_host(values: Sequence[Tensor], *, over_ranks: bool = False) -> list[floa
 
 
 def _mean_over_updates(updates: Sequence[Sequence[TermValue]]) -> Metrics:
-    """Means. Metrics of the policy that sampled are the first update's alone, where π₁ is still π₀."""
+    """Means. Metrics of the policy that sampled are the first update's alone, where π₁ is still π₀, or if that had no
+    gradient, and so no pass, the next one's."""
     values: dict[str, list[float]] = defaultdict(list)
-    for number, update in enumerate(updates):
+    for update in updates:
         for one in update:
-            if number == 0 or not one.first_update_only:
+            if one.name not in values or not one.first_update_only:
                 values[one.name].append(one.value)
     return {name: sum(some) / len(some) for name, some in values.items()}
 

@@ -5,13 +5,12 @@ from itertools import islice
 from typing import Any
 
 from vigneron.config import Config, GameConfig
-from vigneron.data.formats import answered, conversation_of
-from vigneron.data.prompts import NumberedRow, Row, completion_text, in_row, numbered, prompt_of
+from vigneron.data.formats import answered, conversation_of, is_continued
+from vigneron.data.prompts import NumberedRow, Row, completion_text, continuation, in_row, numbered, prompt_of
 from vigneron.data.rows import longest_of
 from vigneron.environments.build import Environments
 from vigneron.policy.chat import Conversation, mint, set_template_defaults
 from vigneron.policy.chat_template import check_date, set_date
-from vigneron.rollout.demonstrations import continuation
 from vigneron.rollout.trained_text_notes import template_notes
 from vigneron.run_data.load import Data
 from vigneron.run_data.readers import measured_columns
@@ -112,7 +111,7 @@ def _shown(reads: str, tokenizer: Any, row: Row) -> str:
     messages, first = conversation_of(row)
     talk = Conversation.of(tokenizer, messages, row.get("tools"))
     turns = [turn for turn in range(first, len(messages)) if messages[turn]["role"] == "assistant"]
-    answers = talk.assistant_spans(turns)
+    answers = None if is_continued(messages, first) else talk.assistant_spans(turns)
     if answers is None:
         last = len(messages) - 1
         return f"{tokenizer.decode(talk.ids(talk.before(last)))}»{talk.text(last)}«"
