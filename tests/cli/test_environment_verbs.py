@@ -91,6 +91,19 @@ def test_pass_at_k_is_of_whole_conversations(run: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_environment_that_fails_is_named_by_pass_at_k_and_by_the_probe(
+    trained: tuple[Path, Path, str], tmp_path: Path
+) -> None:
+    recipe, run, _ = trained
+    broken = write_rows(tmp_path / "broken.jsonl", talking_rows("pqr", breaks=True))
+    named = "most often because it raised ValueError: out of order"
+    assert named in refused("eval", run, "--file", broken, "--samples", 2)
+    mixed = write_rows(tmp_path / "mixed.jsonl", [*talking_rows("pq"), *talking_rows("r", breaks=True)])
+    said = printed("validate", recipe, "--probe", "--samples", 24, f"data.train={mixed}", "reward.missing_limit=1")
+    assert re.search(rf"^note: the environment failed in 8 of 24 conversations .*{named}", said, re.MULTILINE)
+
+
+@pytest.mark.slow
 def test_a_sample_is_the_next_turn_and_converse_the_whole(run: Path) -> None:
     trained, before = api.load_run(run), Asked.count
     (turn,) = trained.sample(["x"])

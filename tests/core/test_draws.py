@@ -12,7 +12,7 @@ from torch import Tensor
 
 from support.later import Later
 from vigneron.core.draws import (
-    OTHER,
+    OTHER_DRAWS,
     Sampling,
     draw,
     draw_keys,
@@ -204,7 +204,9 @@ def test_no_token_of_any_turn_has_the_draw_of_something_else(turn: int, position
     hashed with a position by XOR, so different differences are different draws."""
     sample_N = torch.tensor([7])
     of_token = draw_keys(1, 2, sample_N, turn) ^ position
-    of_other = draw_keys(1, 2, sample_N) ^ (OTHER + other)
+    of_other = draw_keys(1, 2, sample_N) ^ (OTHER_DRAWS + other)
     assert of_token != of_other
     if turn == 1 and position == other == 0:
-        assert uniform_at(draw_keys(1, 2, sample_N, 1), torch.zeros(1).long()) != keyed_uniform(1, 2, sample_N, OTHER)
+        assert uniform_at(draw_keys(1, 2, sample_N, 1), torch.zeros(1).long()) != keyed_uniform(
+            1, 2, sample_N, OTHER_DRAWS
+        )

@@ -11,9 +11,9 @@ import torch
 from support.resuming import TrainedOnce, check_third_arm
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
-from vigneron.data.prompts import Row
+from vigneron.data.prompts import Row, continuation
 from vigneron.errors import UserError
-from vigneron.methods import build_method, gad
+from vigneron.methods import build_method
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.reference import Reference
 from vigneron.rollout.demonstrations import demonstrations
@@ -158,6 +158,6 @@ def test_a_warmup_that_leaves_no_step_for_the_child_is_refused(tiny_folder: Path
 
 def test_the_parents_answer_follows_a_text_as_an_answer_does_and_a_conversation_as_it_is() -> None:
     """A sample has its own space: else D could tell the two apart by that."""
-    assert gad.spoken("The opposite of hot is", "cold") == " cold"
-    assert gad.spoken("Hot?\n", "cold") == "cold"
-    assert gad.spoken([{"role": "user", "content": "Hot?"}], "cold") == "cold"
+    assert continuation("The opposite of hot is", "cold") == " cold"
+    assert continuation("Hot?\n", "cold") == "cold"
+    assert continuation([{"role": "user", "content": "Hot?"}], "cold") == "cold"

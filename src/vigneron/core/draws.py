@@ -105,7 +105,7 @@ def keyed_uniform(seed: int, step: int, sample_N: Int[Tensor, " N"], position: i
     return uniform_at(draw_keys(seed, step, sample_N), torch.full_like(sample_N, position))
 
 
-OTHER = 2**40
+OTHER_DRAWS = 2**40
 """Positions from here on are of draws that are not of tokens: no token of any turn has one."""
 
 
@@ -113,7 +113,7 @@ def draw_keys(
     seed: int, step: int, sample_N: Int[Tensor, " N"], turn: int | Int[Tensor, " N"] = 0
 ) -> Int[Tensor, " N"]:
     """The key of each sample's draws in a step, and in a turn of its conversation; with a position in the turn it gives
-    a draw (`uniform_at`). Bit 40 is left to the draws that are not of tokens (`OTHER`)."""
+    a draw (`uniform_at`). Bit 40 is left to the draws that are not of tokens (`OTHER_DRAWS`)."""
     return mix(mix(mix(torch.full_like(sample_N, seed)) ^ step) ^ sample_N) ^ (turn * 2**41)
 
 

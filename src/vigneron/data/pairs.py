@@ -147,8 +147,8 @@ def _with_turns(prompt: Any, chosen: list[Any], rejected: list[Any], place: obje
     if not isinstance(prompt, str) or begins == {"assistant"}:
         return {"prompt": as_messages(prompt)}
     shared = _shared_turns(chosen, rejected)
-    said = next((message_text(turn) for turn in reversed(shared) if turn["role"] == "user"), None)
-    if said is None or said.strip() != prompt.strip():
+    question = next((message_text(turn) for turn in reversed(shared) if turn["role"] == "user"), None)
+    if question is None or question.strip() != prompt.strip():
         raise UserError(
             f"data: {place}: prompt is a text, and `chosen` and `rejected` do not begin with the same turns of which "
             "the last user's is that text: begin both with the answer, or leave `prompt` out"

@@ -11,8 +11,8 @@ from vigneron.policy.token_boundaries import plain_ids
 
 Row = dict[str, Any]
 STEP = "the step"
-LARGEST_WHOLE = 1e15
-"""Whole numbers above it are written with an exponent."""
+LARGEST_WHOLE = 1e16
+"""Whole floats from here on are written with an exponent."""
 
 
 class NumberedRow(dict[str, Any]):
@@ -89,9 +89,11 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
     return _RowFormatter().vformat(template, (), row)
 
 
-def continuation(prompt: str, answer: str) -> str:
-    """The answer with a space before it, unless it begins with one or the prompt ends in one."""
-    return answer if prompt[-1:].isspace() or answer[:1].isspace() else f" {answer}"
+def continuation(prompt: Any, answer: str) -> str:
+    """The answer with a space before it, unless it begins with one or the prompt ends in one; after messages, as it
+    is."""
+    spaced = not isinstance(prompt, str) or prompt[-1:].isspace() or answer[:1].isspace()
+    return answer if spaced else f" {answer}"
 
 
 def conversation_text(completion: Any) -> str:

@@ -48,7 +48,7 @@ def build(parts: Parts, options: GadConfig) -> Method:
         """The parent's answer and the child's sample, for samples whose row has an answer."""
         answers = batch.samples.columns.get("answer", (None,) * len(batch))
         rows = [
-            {**row, "chosen": spoken(row["prompt"], completion_text(answer))}
+            {**row, "chosen": continuation(row["prompt"], completion_text(answer))}
             for row, answer in zip(rows_of(batch, "rejected"), answers, strict=True)
             if answer
         ]
@@ -77,11 +77,6 @@ def load_discriminator(parts: Parts) -> Policy:
     discriminator = new_scorer(parts.config, weights="auto" if weights == "4bit" else weights)
     set_reward_model_kind(discriminator, "reward")
     return discriminator
-
-
-def spoken(prompt: Any, answer: str) -> str:
-    """The parent's answer as it follows the prompt."""
-    return continuation(prompt, answer) if isinstance(prompt, str) else answer
 
 
 def rows_of(batch: Batch, column: str) -> list[dict[str, Any]]:

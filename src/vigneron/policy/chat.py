@@ -217,13 +217,13 @@ class Conversation:
         if not self.mark:
             return None
         template, (special, _) = str(self.tokenizer.chat_template), _delimiters(self.tokenizer)
-        found = (
+        tokens = (
             self.delimiters[int(number)]
             for message in self.messages
             for text in _texts(message)
             for number in re.findall(f"{self.mark}(\\d+){self.mark}", text)
         )
-        return next((token for token in found if token in special and token in template), None)
+        return next((token for token in tokens if token in special and token in template), None)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text from `before`, `assistant_spans` or `text`. Only the template's delimiters are special."""

@@ -110,11 +110,11 @@ def _plain(policy: Policy, rows: Sequence[Row]) -> list[Demonstration]:
         text if row.get("completion") is not None else continuation(row["prompt"], text)
         for row, text in zip(rows, texts, strict=True)
     ]
-    end, found = _end_id(policy), []
+    end, demonstrated = _end_id(policy), []
     for prompt, answer in continuations(partial(plain_ids, policy.tokenizer), [r["prompt"] for r in rows], spaced):
         ended = answer if answer[-1:] and answer[-1] in policy.eos_ids else (*answer, end)
-        found.append(Demonstration((*prompt, *ended), ((len(prompt), len(prompt) + len(ended)),)))
-    return found
+        demonstrated.append(Demonstration((*prompt, *ended), ((len(prompt), len(prompt) + len(ended)),)))
+    return demonstrated
 
 
 def _conversational(policy: Policy, row: Row) -> Demonstration:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from vigneron.batch import Batch, concatenate, to_device
-from vigneron.core.draws import OTHER, keyed_uniform
+from vigneron.core.draws import OTHER_DRAWS, keyed_uniform
 from vigneron.data.prompts import (
     Row,
     columns_of,
@@ -30,8 +30,8 @@ from vigneron.timing import phase
 
 Origin = Literal["fresh", "revised", "demonstrated"]
 ORIGINS: tuple[Origin, ...] = ("fresh", "revised", "demonstrated")
-OF_ORIGIN, OF_EARLIER = OTHER, OTHER + 1
-"""Positions of draws."""
+OF_ORIGIN, OF_EARLIER = OTHER_DRAWS, OTHER_DRAWS + 1
+"""Positions of the draws of a response's origin, and of the earlier response that it revises."""
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ class GrapeRollout:
 def _given(row: Row) -> Any:
     """The dataset's answer as the completion that is trained: of a text, as it follows the prompt."""
     answer = completion_text(row["answer"])
-    if isinstance(row["prompt"], str) and row.get("completion") is None:
-        return continuation(row["prompt"], answer)
+    if row.get("completion") is None:
+        answer = continuation(row["prompt"], answer)
     return as_completion(row["prompt"], answer)
 
 

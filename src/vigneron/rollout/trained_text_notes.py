@@ -29,11 +29,11 @@ def template_notes(tokenizer: Any, row: Row, reads: str) -> list[str]:
 
 
 def _special_text(tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Any) -> list[str]:
-    found = Conversation.of(tokenizer, messages, tools).special_text()
-    if found is None:
+    token = Conversation.of(tokenizer, messages, tools).special_text()
+    if token is None:
         return []
     return [
-        f"a message contains {_quoted(found)}, a special token of the model, which is taken as plain text: if the chat "
+        f"a message contains {_quoted(token)}, a special token of the model, which is taken as plain text: if the chat "
         "template has been applied already, give the whole text as `prompt` and `completion`"
     ]
 

@@ -7,7 +7,7 @@ import torch
 
 from vigneron.batch import Batch
 from vigneron.config.group import ScaffoldConfig
-from vigneron.core.draws import OTHER, keyed_uniform
+from vigneron.core.draws import OTHER_DRAWS, keyed_uniform
 from vigneron.core.off_policy import scaffold_share
 from vigneron.data.prompts import Row, completion_text
 from vigneron.rollout.grape_memory import EarlierResponse, row_of
@@ -17,7 +17,7 @@ from vigneron.rubric.prompts import criteria_prompt, feedback_of, generation_pro
 from vigneron.rubric.rows import category_of
 
 # Keys of the draws of a scaffold's items, beyond those of the rollout: one for each item.
-OF_ITEMS = OTHER + 16
+OF_ITEMS = OTHER_DRAWS + 16
 
 
 @dataclass(frozen=True)
