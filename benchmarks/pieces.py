@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.study_jobs import Job, Plan, is_done, work
 from benchmarks.study_store import Result, all_results, finished_jobs, is_worked_in, pack, unpack, working
 from vigneron.run_store.archive import unpacked
 from vigneron.threads import cores
+from vigneron.values import GB
 
 
 def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse.Namespace:
@@ -34,6 +36,9 @@ def parse(name: str, about: str | None, given: Sequence[str] | None) -> argparse
     for one in (whole, worker):
         one.add_argument("--resume", action="store_true", help="go on in a folder that has jobs")
         one.add_argument("--budget", type=float, metavar="SECONDS", help="stop, and save, after so many")
+        one.add_argument(
+            "--memory", type=float, metavar="GB", help="of the GPU, for each process (all: an equal share)"
+        )
     whole.add_argument("--workers", type=int, metavar="N", help="processes that share the GPU")
     whole.set_defaults(budget=math.inf)
     worker.set_defaults(budget=540.0)
@@ -87,7 +92,7 @@ def run_study(given: argparse.Namespace, show: Show, study: Callable[[], Study])
             print(f"{unpack(given.done, given.runs)} jobs are taken over from {given.done}", flush=True)
         if given.verb == "all":
             return work_whole(given, own, show)
-        return int(work(own.plan, given.runs, given.budget, say=lambda text: print(text, flush=True)) > 0)
+        return int(work(own.plan, given.runs, given.budget, partial(print, flush=True), given.memory) > 0)
 
 
 def has_jobs(runs: Path) -> bool:
@@ -117,14 +122,30 @@ def show_plan(study: Study, folder: Path) -> None:
 
 def worker_command(given: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", f"benchmarks.{given.study}", "work", str(given.runs), "--resume"]
-    return [*command, "--budget", str(given.budget), "--model", given.model, *(["--smoke"] if given.smoke else [])]
+    memory = ["--memory", str(given.memory)] if given.memory else []
+    smoke = ["--smoke"] if given.smoke else []
+    return [*command, "--budget", str(given.budget), "--model", given.model, *memory, *smoke]
+
+
+def share_gb(processes: int) -> float | None:
+    """Of the GPU's free memory, for each of several processes. None: there is no GPU.
+
+    Without it each would plan with all that is free when it starts, and those that need theirs later would fail."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    return math.floor(free / processes / GB * 10) / 10
 
 
 def work_whole(given: argparse.Namespace, study: Study, show: Show) -> int:
-    """Start workers, which share the cores, wait until nothing is left or the time is over, then pack and show."""
+    """Start workers, which share the cores and the GPU's memory, wait until nothing is left or the time is over, then
+    pack and show."""
     asked: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # a Ctrl-C the workers have too
     count = given.workers or study.processes
+    given.memory = given.memory or share_gb(count)
     # By default each would start a thread a core, and all of them would wait for cores.
     env = {"OMP_NUM_THREADS": str(max(1, cores() // count)), **os.environ}
     workers = [subprocess.Popen(worker_command(given), env=env) for _ in range(count)]

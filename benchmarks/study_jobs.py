@@ -106,8 +106,15 @@ class UntilView:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[[str], None] = print) -> int:
-    """Jobs until all are done or the time is over; returns the number of those that failed."""
+def work(
+    plan: Callable[[Path], Plan],
+    runs: Path,
+    budget: float,
+    say: Callable[[str], None] = print,
+    memory_gb: float | None = None,
+) -> int:
+    """Jobs until all are done or the time is over; returns the number of those that failed. `memory_gb`: of a GPU that
+    others use too."""
     until, failed = time.monotonic() + budget, set[str]()
     runs.mkdir(parents=True, exist_ok=True)
     while True:
@@ -125,7 +132,7 @@ def work(plan: Callable[[Path], Plan], runs: Path, budget: float, say: Callable[
                     continue
                 began = time.monotonic()
                 try:
-                    done = do(job, runs, until)
+                    done = do(job, runs, until, memory_gb)
                 except Exception as error:  # the other jobs go on, and the exit status reports it
                     if not isinstance(error, UserError):
                         traceback.print_exc()
@@ -150,7 +157,7 @@ def result_of(job: Job, runs: Path) -> Result | None:
     return read_result(runs, job.name) if is_done(job, runs) else None
 
 
-def do(job: Job, runs: Path, until: float) -> bool:
+def do(job: Job, runs: Path, until: float, memory_gb: float | None = None) -> bool:
     """Whether it is done, or was cut."""
     began, path = time.monotonic(), runs / job.name
     if job.prepare is not None:
@@ -164,7 +171,7 @@ def do(job: Job, runs: Path, until: float) -> bool:
         folder.write_config(config)
         result = job.instead(job, folder, config)
     else:
-        trained = train(job, runs, until)
+        trained = train(job, runs, until, memory_gb)
         if not trained:
             (path / SPENT).write_text(str(before + time.monotonic() - began))
             return False
@@ -199,8 +206,9 @@ def measured(job: Job, folder: RunFolder) -> Result:
     return result if job.finish is None else {**result, **job.finish(job, folder)}
 
 
-def train(job: Job, runs: Path, until: float) -> bool:
-    """Start or resume the run. The checkpoint of its last step, more than a gigabyte, is written only where needed."""
+def train(job: Job, runs: Path, until: float, memory_gb: float | None = None) -> bool:
+    """Start or resume the run. The checkpoint of its last step, more than a gigabyte, is written only where needed.
+    The limit of memory is the machine's and not the job's: it is not in its key."""
     from vigneron.methods import build_method
     from vigneron.training import loop
     from vigneron.training.setup.resume import resume_run
@@ -210,11 +218,12 @@ def train(job: Job, runs: Path, until: float) -> bool:
     view, path = UntilView(until), runs / job.name
     if is_trained(path):
         return True
+    config = load_config(job.recipe, [*job.changes, *([f"model.memory_gb={memory_gb}"] if memory_gb else [])])
     if any((path / "checkpoints").glob("step-*")):
-        run = resume_run(RunFolder.open(path), build_method, view=view)
+        run = resume_run(RunFolder.open(path), build_method, config=config, view=view)
     else:
         shutil.rmtree(path, ignore_errors=True)  # of a process that was killed
-        run = start_run(job.config(), runs, build_method, name=job.name, view=view)
+        run = start_run(config, runs, build_method, name=job.name, view=view)
         (path / KEY).write_text(job.key(runs), encoding="utf-8")
     save, keeps = run.save, job.keeps_weights
     run.save = lambda metrics=None: save(metrics) if keeps or run.step < run.config.steps else None  # type: ignore[method-assign]

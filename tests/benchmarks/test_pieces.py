@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.dense_study import RATES, Setting, opposites_job
 from benchmarks.study_jobs import KEY, Job, Plan, do, is_of, work
 from benchmarks.study_store import claimed, finished_jobs, read_result, unpack, working, write_result
@@ -202,7 +203,8 @@ def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(
     (cut / study_jobs.SPENT).write_text("1000")
     with monkeypatch.context() as patched:
         patched.setattr(start, "start_run", None)  # it is not begun again
-        assert do(job, tmp_path / "cut", until=float("inf"))
+        assert do(job, tmp_path / "cut", until=float("inf"), memory_gb=8.0)
+    assert RunFolder.open(cut).config().model.memory_gb == 8, "a worker's share; the key stays"
     assert not (cut / "samples.sqlite").exists()
     results = [read_result(tmp_path / name, job.name) or {} for name in ("whole", "cut")]
     seconds = [result.pop("seconds") for result in results]
@@ -357,8 +359,17 @@ def test_a_worker_gets_what_was_asked(tmp_path: Path) -> None:
     again = pieces.parse("dense_study", None, command[3:])
     assert (again.verb, again.runs, again.smoke, again.model) == ("work", tmp_path, True, "tiny")
     assert (again.resume, again.budget) == (True, float("inf"))
-    given = pieces.parse("dense_study", None, ["all", str(tmp_path), "--budget", "480"])
-    assert pieces.parse("dense_study", None, pieces.worker_command(given)[3:]).budget == 480
+    assert again.memory is None
+    given = pieces.parse("dense_study", None, ["all", str(tmp_path), "--budget", "480", "--memory", "20.5"])
+    again = pieces.parse("dense_study", None, pieces.worker_command(given)[3:])
+    assert (again.budget, again.memory) == (480, 20.5)
+
+
+def test_workers_share_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pieces.share_gb(3) is None or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (100 * 2**30, 140 * 2**30))
+    assert pieces.share_gb(3) == 33.3
 
 
 STOPPED = """

@@ -76,6 +76,33 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     run.close()
 
 
+def test_memory_that_other_processes_hold_is_named(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 140 GB 10 are free: 20 are this run's, 0.8 its context, and the others'."""
+    free = [10 * GB]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 140 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 15 * GB)
+    monkeypatch.setattr(cuda_memory, "held_bytes", lambda: 5 * GB)
+
+    def told(**changes: Any) -> str:
+        config = tiny_config(tiny_folder, write_data(tmp_path), **changes)
+        with pytest.raises(UserError) as raised, explained_memory(config):
+            raise torch.OutOfMemoryError("out of memory")
+        return str(raised.value)
+
+    on_gpu = {"name": str(tiny_folder), "device": "cuda"}
+    assert "intact. Other processes hold 109.2 GB of this GPU; model.memory_gb is a run's share of it. Lower " in told(
+        model=on_gpu
+    )
+    assert "Other processes" not in told(model={"name": str(tiny_folder), "device": "cpu"})
+    in_process = {"sampling": {"kind": "vllm", "memory_share": 0.5}}
+    assert "Other processes" not in told(model=on_gpu, scale=in_process), "vLLM's own memory is this process's"
+    free[0] = 118 * GB
+    assert "Other processes" not in told(model=on_gpu), "1.2 GB: the context may be larger than it was taken for"
+
+
 def test_the_advice_names_what_would_save_memory_and_is_not_set(
     tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

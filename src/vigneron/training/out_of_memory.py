@@ -10,13 +10,18 @@ from vigneron.config import Config
 from vigneron.config.kl import needs_reference_head
 from vigneron.config.rewards import asks_reference
 from vigneron.errors import UserError
+from vigneron.rollout.engine import cuda_memory
+from vigneron.training.held_parts import CONTEXT_BYTES
 from vigneron.training.host_memory import free_host_memory
 from vigneron.training.memory_fit import more_host_bytes
 from vigneron.training.method_copies import TRUST_REGION_VECTORS
+from vigneron.values import memory_text
 
 REFERENCE, MOMENTS = "model.offload_reference", "optimizer.offload"
 CACHE = "sampler's cache"
 """In the message of the error where the cache of sampling does not fit."""
+# The part of a GPU that other processes must hold to be named: this one's context is an estimate.
+WORTH_NAMING = 0.05
 
 
 @contextmanager
@@ -36,6 +41,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     signs = ("can't allocate memory", "not enough memory", "out of memory", "cublas_status_alloc_failed")
     return any(sign in text for sign in signs)
+
+
+def others_bytes() -> int:
+    """About what other processes hold of the GPU: what is used, without what this one has."""
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    own = torch.cuda.memory_reserved() + cuda_memory.held_bytes() + CONTEXT_BYTES
+    others = total - free - own
+    return others if others > total * WORTH_NAMING else 0
+
+
+def _others(config: Config) -> str:
+    sampling = config.scale.sampling
+    has_vllm = (
+        sampling.kind == "vllm" and sampling.url is None
+    )  # in this process, with memory that torch does not count
+    others = 0 if has_vllm or config.model.device == "cpu" else others_bytes()
+    if not others:
+        return ""
+    return f"Other processes hold {memory_text(others)} of this GPU; model.memory_gb is a run's share of it. "
 
 
 def _advice(config: Config, error: BaseException) -> str:
@@ -74,4 +100,4 @@ def _advice(config: Config, error: BaseException) -> str:
     }
     helpful = [switch for switch, helps in switches.items() if helps]
     also = f", or set {' or '.join(helpful)}" if helpful else ""
-    return f"out of memory; earlier checkpoints are intact. Lower {', '.join(settings)}{also}"
+    return f"out of memory; earlier checkpoints are intact. {_others(config)}Lower {', '.join(settings)}{also}"
