@@ -199,6 +199,19 @@ class RunFolder:
         with writing(self.path / name):
             append_line(self.path / name, line)
 
+    def add_to_last(self, name: str, record: dict[str, Any]) -> None:
+        """Add to the last line if it is of the same step; else append a line."""
+        path = self.path / name
+        *lines, _ = read_regular_text(path, "replace").split("\n") if path.is_file() else [""]
+        if not lines or _step_of(lines[-1]) != record["step"]:
+            self.append(name, record)
+            return
+        whole = {**record_of(lines[-1].encode()), **{k: _number(v) for k, v in record.items()}}
+        with writing(path):
+            write_atomically(
+                path, "".join(f"{line}\n" for line in [*lines[:-1], json.dumps(whole, ensure_ascii=False)])
+            )
+
     def records(self, name: str, *, skip_damaged: bool = False) -> Iterator[dict[str, Any]]:
         """The complete lines of a file, each with its step; a last line that a kill cut short is left out.
 

@@ -59,8 +59,14 @@ def check_and_observe(run: Run, rows: Sequence[Row], batch: Batch) -> Batch:
     return batch.with_metrics(run.curriculum.observe(batch))
 
 
+def evaluation_is_due(run: Run) -> bool:
+    last = run.step == run.config.steps
+    return bool(run.config.eval_every and run.data.held_out and (last or run.step % run.config.eval_every == 0))
+
+
 def evaluated(run: Run, metrics: Metrics) -> Metrics:
-    """Metrics of the held-out part after a step. If that fails, the step is logged without them, and saved."""
+    """Metrics of the held-out part after a step. If that fails, the step is logged without them, and saved; a resume
+    evaluates it again."""
     with run.saved_if_it_fails():
         try:
             with phase("evaluate"):
@@ -117,12 +123,14 @@ def train(run: Run, view: View) -> None:
 def _train(run: Run, view: View, curves: CurveIndex, after_step: Callable[[], None]) -> None:
     config, output = run.config, run.output
     with StopRequest(view.notice) as stop:
-        if run.step == 0 and config.eval_every and run.data.held_out:
+        if evaluation_is_due(run) and not output.is_evaluated(run.step):  # step 0, or one whose evaluation failed
             with phase("evaluate"):
                 metrics = run.evaluate()
-            output.log(run.step, metrics)
-            curves.add({"step": 0, **metrics})
+            output.log_evaluation(run.step, metrics)
+            curves.add({"step": run.step, **metrics})
             show_evaluation(view, run, metrics)
+            if run.step:
+                run.save(metrics)
         start_timing()
         peaks, use = PeakMemory(run.policy.device), GpuUse(run.policy.device)
         while run.step < config.steps:
@@ -142,7 +150,7 @@ def _train(run: Run, view: View, curves: CurveIndex, after_step: Callable[[], No
             use_of_step = use.now()  # before evaluating
             with phase("keep samples"):
                 output.keep_samples(batch, run.step, "train")
-            if config.eval_every and run.data.held_out and (last or run.step % config.eval_every == 0):
+            if evaluation_is_due(run):
                 metrics |= evaluated(run, metrics)
             output.log(run.step, metrics)
             record: dict[str, Any] = {

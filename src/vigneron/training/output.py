@@ -98,10 +98,23 @@ class RunOutput:
             self.samples.add(samples_of(batch, step, kind))
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """The metrics of a finished step, or (step 0) of the model before the first."""
+        """The metrics of a finished step."""
         record = {"step": step, **metrics}
         self.folder.append("metrics.jsonl", record)
         self.history.add(record)
+        self._track(step, metrics)
+
+    def log_evaluation(self, step: int, metrics: Metrics) -> None:
+        """Held-out metrics alone: of the model before the first step, or of a step that was logged without them."""
+        self.folder.add_to_last("metrics.jsonl", {"step": step, **metrics})
+        self.history = History(self.folder.records("metrics.jsonl", skip_damaged=True))
+        self._track(step, metrics)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the log has the step's held-out metrics."""
+        return ranks.run_on_rank0(lambda: any(one["step"] == step for one in self.history.evaluations))
+
+    def _track(self, step: int, metrics: Metrics) -> None:
         if self.trackers is None:
             names = [n for n in self.config.trackers if ranks.is_rank0() and not missing_trackers([n])]
             self.trackers = Tracking(names, self.folder.path, self.config.model_dump(mode="json"))
