@@ -304,6 +304,22 @@ def test_minibatches_go_through_every_sample_once_a_pass() -> None:
     assert len({tuple(sorted(part)) for part in seen}) > 2, "each pass is cut anew"
 
 
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+def test_ppos_kl_is_that_of_the_whole_batch(minibatches: int) -> None:
+    """Which is logged, and what an adaptive coefficient goes by."""
+    setting = Setting(name="ppo", minibatches=minibatches)
+    with torch.no_grad():
+        k1 = [setting.chosen(setting.before, row) - setting.chosen(setting.start, row) for row in TRAINED]
+    expected = pytest.approx(torch.cat(k1).mean().item(), rel=1e-9)
+    update: Any = setting.method.update
+    adapted_to: list[float] = []
+    update.controller.observe = lambda metrics: adapted_to.append(metrics["kl"]) or {}
+    batch = setting.method.advantage(setting.batch())
+    metrics = batch.signals.metrics | update(batch)
+    assert metrics["kl"] == expected
+    assert adapted_to == [expected]
+
+
 def test_pi_0_is_the_policy_as_it_is_at_each_steps_start() -> None:
     """After a step the policy has moved; the next one's KL begins at 0 again."""
     setting = Setting(name="trpo", updates_per_step=2)

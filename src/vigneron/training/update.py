@@ -99,7 +99,7 @@ class GradientUpdate:
             with torch.no_grad(), phase("successive KL"):
                 metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [after_update(p)])}
         if self.controller is not None:
-            metrics |= self.controller.observe(metrics)
+            metrics |= self.controller.observe(batch.signals.metrics | metrics)
         return metrics
 
     def _cut(self, batch: Batch) -> Iterator[Batch]:
