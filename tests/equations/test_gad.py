@@ -86,7 +86,9 @@ def test_an_error_of_the_discriminator_says_whether_the_child_was_updated(
     tiny_folder: Path, tmp_path: Path, warmup: int
 ) -> None:
     method, _ = built(tiny_folder, tmp_path, warmup=warmup)
-    method.update.discriminator.loss = lambda batch, scores_B: [Term("loss/discriminator", scores_B / 0, 1.0, "samples")]
+    method.update.discriminator.loss = lambda batch, scores_B: [
+        Term("loss/discriminator", scores_B / 0, 1.0, "samples")
+    ]
     batch = method.advantage(method.reward(method.rollout(ROWS, 0)))
     stays = "" if warmup else ", after the child's update of this step, which stays"
     with pytest.raises(NonFinite, match=rf"^loss/discriminator: not finite{stays}\. The update was not applied"):

@@ -94,7 +94,9 @@ def test_embedders_in_a_pool_say_which_answers_they_cannot_read(cluster: Cluster
         build_reward(reward, final_number_reward, notice=notices.append, placement=placement, rows=rows)
     embedders.pool.close()
     (notice,) = notices
-    assert notice.startswith("reward.embedder: 50% of the first 2 answers contain characters that 'minilm' does not know")
+    assert notice.startswith(
+        "reward.embedder: 50% of the first 2 answers contain characters that 'minilm' does not know"
+    )
 
 
 def test_no_room_is_said_and_never_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
