@@ -11,6 +11,8 @@ from vigneron.text import (
     a_to_z_only,
     length_ratio,
     letters_only,
+    nfc,
+    nfkc,
     normalise,
     repetition,
     share_in,
@@ -196,6 +198,21 @@ def test_composed_and_decomposed_letters_are_one_text(text: str) -> None:
     composed, decomposed = (unicodedata.normalize(form, text) for form in ("NFC", "NFD"))
     for clean in (normalise, words_only, words, words_and_numbers):
         assert clean(composed) == clean(decomposed)
+
+
+@given(st.lists(st.tuples(st.text(max_size=50), st.integers(0, 24)), max_size=8))
+def test_a_text_without_a_long_run_of_marks_is_normalised_as_a_whole(parts: list[tuple[str, int]]) -> None:
+    text = "".join(f"{start}a" + "\u0301\u0323" * pairs for start, pairs in parts)
+    for form, ours in (("NFC", nfc(text)), ("NFKC", nfkc(text))):
+        assert ours == unicodedata.normalize(form, text)
+
+
+def test_a_long_run_of_marks_is_normalised_in_parts_of_100() -> None:
+    """Below and above in turn: in order, all of the lower ones come first."""
+    below, above = "\u0323", "\u0301"
+    run = f"x{(above + below) * 125}y"
+    assert nfc(run) == f"x{(below * 50 + above * 50) * 2}{below * 25 + above * 25}y"
+    assert len(nfc(f"x{(above + below) * 500_000}")) == 1_000_001  # as a whole this takes hours
 
 
 @given(st.integers(-999, 999), st.integers(-999, 999))

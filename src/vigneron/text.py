@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Literal
 
 import regex
@@ -11,6 +12,8 @@ import regex
 from vigneron.errors import visible
 
 LONGEST_MARKS = 100
+LONG_RUN = re.compile(rb"[^\0]{%d}" % LONGEST_MARKS)
+"""In the combining classes of a text."""
 
 # Sets of characters, for the flag V1 of `regex`.
 LETTER, MARK = r"\p{L}\p{N}_", r"\p{M}\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
@@ -94,13 +97,10 @@ def _in_form(text: str, form: Literal["NFC", "NFKC"]) -> str:
     of `LONGEST_MARKS`."""
     if text.isascii():
         return text
-    parts, start, marks = [], 0, 0
-    for at, character in enumerate(text):
-        marks = marks + 1 if unicodedata.combining(character) else 0
-        if marks == LONGEST_MARKS:
-            parts.append(unicodedata.normalize(form, text[start : at + 1]))
-            start, marks = at + 1, 0
-    return "".join([*parts, unicodedata.normalize(form, text[start:])])
+    cuts: list[int] = []
+    if any(map(unicodedata.combining, text[::LONGEST_MARKS])):  # a long run has one of these characters
+        cuts = [run.end() for run in LONG_RUN.finditer(bytes(map(unicodedata.combining, text)))]
+    return "".join(unicodedata.normalize(form, text[a:b]) for a, b in pairwise([0, *cuts, len(text)]))
 
 
 # With its combining marks; and a mark on no letter.

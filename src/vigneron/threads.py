@@ -42,6 +42,7 @@ class DaemonPool:
     def __init__(self, workers: int, name: str) -> None:
         self._max_workers, self._name = workers, name
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._futures: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
         self._lock = Lock()
         self._started = 0
         self._stopped = False
@@ -53,12 +54,17 @@ class DaemonPool:
         with self._lock:
             if self._stopped:
                 raise RuntimeError("the pool is stopped")
+            self._futures.add(future)
             self._tasks.put((future, lambda: function(*args, **kwargs)))
             if self._started < self._max_workers:
                 self._started += 1
                 name = f"{self._name}-{self._started}"
                 Thread(target=_run_tasks, args=(self._tasks,), name=name, daemon=True).start()
         return future
+
+    def running(self) -> set[Future[Any]]:
+        """The calls that have begun and have not ended."""
+        return {future for future in self._futures if future.running()}
 
     def stop(self) -> None:
         """Cancel queued calls; let running calls finish. Does not block."""

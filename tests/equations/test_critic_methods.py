@@ -13,6 +13,7 @@ from support.critics import recorded_critics
 from support.small_batch import rewarded_batch
 from support.tiny_models import tiny_policy
 from vigneron.batch import Batch
+from vigneron.errors import NonFinite
 from vigneron.methods import build_method
 from vigneron.policy.reference import Reference
 from vigneron.recipe import check_config
@@ -302,6 +303,36 @@ def test_minibatches_go_through_every_sample_once_a_pass() -> None:
     passes = [sorted(seen[i] + seen[i + 1]) for i in (0, 2, 4)]
     assert passes == [[0, 1, 2, 3]] * 3, "the one without a reward needs no pass"
     assert len({tuple(sorted(part)) for part in seen}) > 2, "each pass is cut anew"
+
+
+@pytest.mark.parametrize("minibatches", [1, 2, 4])
+def test_ppos_kl_is_that_of_the_whole_batch(minibatches: int) -> None:
+    """Which is logged, and what an adaptive coefficient goes by."""
+    setting = Setting(name="ppo", minibatches=minibatches)
+    with torch.no_grad():
+        k1 = [setting.chosen(setting.before, row) - setting.chosen(setting.start, row) for row in TRAINED]
+    expected = pytest.approx(torch.cat(k1).mean().item(), rel=1e-9)
+    update: Any = setting.method.update
+    adapted_to: list[float] = []
+    update.controller.observe = lambda metrics: adapted_to.append(metrics["kl"]) or {}
+    batch = setting.method.advantage(setting.batch())
+    metrics = batch.signals.metrics | update(batch)
+    assert metrics["kl"] == expected
+    assert adapted_to == [expected]
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_an_error_of_trpos_critic_says_whether_the_policy_was_updated(moved: bool) -> None:
+    setting = Setting(name="trpo", form="constraint")
+    batch = setting.method.advantage(setting.batch())
+    if not moved:
+        batch = batch.with_signals(advantages_BT=torch.zeros_like(batch.signals.advantages_BT))
+    batch = batch.with_signals(returns_BT=torch.full_like(batch.signals.returns_BT, math.inf))
+    stays = r", after the policy's update of this step, which stays" if moved else ""
+    with pytest.raises(NonFinite, match=rf"^loss/value: not finite{stays}\. The update was not applied"):
+        setting.method.update(batch)
+    pairs = zip(setting.policy.model.parameters(), setting.before.parameters(), strict=True)
+    assert any(not torch.equal(now, was) for now, was in pairs) == moved
 
 
 def test_pi_0_is_the_policy_as_it_is_at_each_steps_start() -> None:

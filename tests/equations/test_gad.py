@@ -12,12 +12,13 @@ from support.resuming import TrainedOnce, check_third_arm
 from support.tiny_runs import tiny_config, write_data
 from vigneron import api
 from vigneron.data.prompts import Row, continuation
-from vigneron.errors import UserError
+from vigneron.errors import NonFinite, UserError
 from vigneron.methods import build_method
 from vigneron.policy.from_config import policy_from_config
 from vigneron.policy.reference import Reference
 from vigneron.rollout.demonstrations import demonstrations
 from vigneron.training.parts import Parts
+from vigneron.training.update import Term
 
 METHOD: dict[str, Any] = {"name": "gad", "kl": {"coefficient": 1e-3}}
 COMMON: dict[str, Any] = {"reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3, "critic_lr": 1e-2}}
@@ -78,6 +79,20 @@ def test_in_its_warmup_the_discriminator_alone_is_trained(tiny_folder: Path, tmp
         now = [weight.detach() for _, weight in policy.trainable()]
         changes.append(any(not torch.equal(a, b) for a, b in zip(before, now, strict=True)))
     assert changes == [False, True]
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_an_error_of_the_discriminator_says_whether_the_child_was_updated(
+    tiny_folder: Path, tmp_path: Path, warmup: int
+) -> None:
+    method, _ = built(tiny_folder, tmp_path, warmup=warmup)
+    method.update.discriminator.loss = lambda batch, scores_B: [
+        Term("loss/discriminator", scores_B / 0, 1.0, "samples")
+    ]
+    batch = method.advantage(method.reward(method.rollout(ROWS, 0)))
+    stays = "" if warmup else ", after the child's update of this step, which stays"
+    with pytest.raises(NonFinite, match=rf"^loss/discriminator: not finite{stays}\. The update was not applied"):
+        method.update(batch)
 
 
 def test_its_own_reward_does_not_show_progress(tiny_folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from vigneron.errors import UserError
 from vigneron.sources import client as client_module
 from vigneron.sources.answer_cache import AnswerCache, answer_key
 from vigneron.sources.parents import Answers, Parent, build_parent, conversation
+from vigneron.threads import DaemonPool
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +110,28 @@ def test_at_most_so_many_at_a_time_and_really_so_many(tmp_path: Path) -> None:
     with serving(script) as server:
         found = endpoint(server.url, tmp_path, concurrency=3).answer(asking([f"w{i}" for i in range(10)]))
     assert found.missing == 0
+
+
+def test_ctrl_c_as_a_request_is_sent_keeps_its_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(seen: Seen, before: int) -> Sent:
+        time.sleep(0.3 * before)
+        return upper(seen, before)
+
+    submit = DaemonPool.submit
+
+    def interrupted(*given: Any) -> None:
+        submit(*given)
+        while len(server.seen) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DaemonPool, "submit", interrupted)
+    questions = asking(["w0", "w1"])
+    with serving(script) as server:
+        parent = endpoint(server.url, tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            parent.answer(questions)
+        assert [outcome.answer for outcome in parent.cached(questions).values()] == ["W0", "W1"]
 
 
 def test_the_first_question_goes_alone(tmp_path: Path) -> None:

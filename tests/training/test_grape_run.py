@@ -14,7 +14,7 @@ from support import fault_runs
 from support.grape_runs import item, recipe, write_rubric
 from support.learning import Learned, UntilLearned
 from support.tiny_models import tiny_scorer
-from support.tiny_runs import final_state, held_out_of
+from support.tiny_runs import Listener, final_state, held_out_of
 from vigneron import api
 from vigneron.core.draws import Sampling
 from vigneron.errors import UserError
@@ -181,6 +181,23 @@ def test_another_rubric_on_resume(tmp_path: Path, tiny_folder: Path) -> None:
     api.resume(tmp_path / "run", rubric=second)
     kept = SampleStore(tmp_path / "run", read_only=True).page(step=4)
     assert {name for sample in kept for name in sample.extras["rubric"]["items"]} == {"short"}
+
+
+@pytest.mark.usefixtures("grape_functions")
+def test_a_run_of_an_earlier_version_keeps_names_that_end_with_a_space(tmp_path: Path, tiny_folder: Path) -> None:
+    rubric = write_rubric(tmp_path, item("vowels", flow="python", function="grape_functions:vowels"))
+    given = recipe(tmp_path, tiny_folder, rubric, steps=2)
+    start_run(check_config(given, "tiny"), tmp_path, build_method, name="run", view=Silent()).close()
+    write_rubric(tmp_path / "run", item("vowels ", flow="python", function="grape_functions:vowels"))
+    listener = Listener()
+    api.resume(tmp_path / "run", view=listener)
+    assert "names that end with a space are kept in this run, and refused in a new one: 'vowels '" in listener.notices
+    kept = SampleStore(tmp_path / "run", read_only=True).page(step=2)
+    assert {name for sample in kept for name in sample.extras["rubric"]["items"]} == {"vowels "}
+    with pytest.raises(UserError, match="does not end with a space"):
+        api.train(
+            check_config({**given, "reward": {"kind": "rubric", "file": str(tmp_path / "run" / "rubric.yaml")}}, "x")
+        )
 
 
 @pytest.mark.usefixtures("grape_functions")

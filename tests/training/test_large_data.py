@@ -10,12 +10,14 @@ import pytest
 from support.command_line import vigneron
 from support.dataset_hub import parquet
 from support.resuming import StopInStep, Stopped
-from support.tiny_runs import final_state, tiny_config, write_data
+from support.tiny_runs import Listener, final_state, tiny_config, tiny_recipe, write_data
 from vigneron import api
 from vigneron.config import Config
 from vigneron.data import rows as data_rows
 from vigneron.data import sources as data_sources
 from vigneron.errors import UserError
+from vigneron.recipe import check_config
+from vigneron.rewards import final_number
 from vigneron.run_data import stored
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.run_details import run_details
@@ -178,6 +180,26 @@ def test_another_rank_gets_the_index_and_takes_a_copy_of_the_file_with_another_t
     data.unlink()
     with pytest.raises(UserError, match=f"^data: cannot read '{data}': No such file or directory: the run's rows"):
         stored.open_rank_data(own, config)
+
+
+def test_an_answer_that_an_earlier_version_could_read_is_missing(
+    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "sums.jsonl"
+    rows = [{"prompt": f"say {n}: ", "answer": "12 000/3" if n == 5 else "4"} for n in range(40)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = {"train": str(data), "checker": "final_number"}
+    changes = {**SFT, "method": {"name": "grpo"}, "group_size": 2, "steps": 10, "data": read}
+    config = check_config(tiny_recipe(tiny_folder, data) | changes, "tiny")
+    with pytest.raises(UserError, match="row 6: the answer has no number that `final_number` can read"):
+        api.train(config, name="refused", runs=tmp_path)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(final_number, "why_no_number", lambda answer: None)
+        with pytest.raises(Stopped):
+            api.train(config, name="run", runs=tmp_path, view=StopInStep(1))
+    listener = Listener()
+    assert api.resume(tmp_path / "run", view=listener).step == 10
+    assert any(text.startswith("2 samples of a step without a reward") for text in listener.notices)
 
 
 def test_a_file_that_cannot_be_hashed_is_one_line(

@@ -1,14 +1,13 @@
 """Hashes of rows: by them duplicates are found, and rows that changed since a checkpoint."""
 
 import json
-import re
-import unicodedata
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from vigneron.data.prompts import Row
+from vigneron.text import nfc
 
 DIGEST = 16
 """Bytes of a row's hash."""
@@ -18,10 +17,6 @@ PIECE = 2**20
 """Rows whose hashes are copied together."""
 SORTED = 4 * 2**20
 """Rows whose hashes are sorted together: a limit of memory."""
-
-MARKS = 100
-LONG_RUN = re.compile(rb"[^\0]{%d}" % MARKS)
-"""In the combining classes of a text: to normalise a run of marks takes a time that is quadratic in its length."""
 
 canonical = json.JSONEncoder(sort_keys=True).encode
 unescaped = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
@@ -39,15 +34,7 @@ def prompt_digest(row: Row) -> bytes:
     """Equal for the composed and the decomposed form of a prompt, é of one or of two code points."""
     prompt = row.get("prompt")
     text = f'"{prompt}' if isinstance(prompt, str) else unescaped(prompt)
-    return digest_of_line((text if text.isascii() else _composed(text)).encode("utf-8", "surrogatepass"))
-
-
-def _composed(text: str) -> str:
-    """Unicode's form NFC; a text with a long run of combining marks stays as it is."""
-    may_have_run = len(text) > MARKS and any(map(unicodedata.combining, text[::MARKS]))
-    if may_have_run and LONG_RUN.search(bytes(map(unicodedata.combining, text))):
-        return text
-    return unicodedata.normalize("NFC", text)
+    return digest_of_line(nfc(text).encode("utf-8", "surrogatepass"))
 
 
 def as_digests(data: Any) -> np.ndarray:

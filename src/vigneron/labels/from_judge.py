@@ -55,7 +55,7 @@ def _descriptions(folder: RunFolder) -> dict[tuple[str, str], str]:
     """From the run's current rubric; empty if the file is gone."""
     if not folder.rubric.is_file():
         return {}
-    rubric = read_rubric(folder.rubric)
+    rubric = read_rubric(folder.rubric, in_run=True)
     return {
         (name, item.name): item.description for name, category in rubric.categories.items() for item in category.items
     }

@@ -108,7 +108,8 @@ class AdversarialUpdate:
         if pairs is None:
             self.discriminator.begin_at(self.done)
             return metrics
-        return {**self.discriminator(pairs), **metrics}
+        applied = ", after the child's update of this step, which stays" if metrics else ""
+        return {**self.discriminator(pairs, applied), **metrics}
 
     def begin_at(self, step: int) -> None:
         self.done = step

@@ -12,6 +12,7 @@ from vigneron.batch import Batch
 from vigneron.config import PpoConfig
 from vigneron.core.advantages import gae
 from vigneron.core.kl import k1
+from vigneron.core.losses import aggregate
 from vigneron.methods.terms import clip_notice, clipped_terms, entropy_bonus, policy_metrics
 from vigneron.methods.token_critic import token_critic, value_term, with_returns
 from vigneron.methods.token_rewards import token_rewards
@@ -27,9 +28,12 @@ def build(parts: Parts, options: PpoConfig) -> Method:
     kl, score = KlPenalty(parts, options.kl), partial(parts.score, critic=critic)
 
     def advantage(batch: Batch) -> Batch:
-        """A from R' = R − β k1   (eq. 12): at each token by itself, or through GAE."""
+        """A from R' = R − β k1   (eq. 12): at each token by itself, or through GAE. Logs the KL of the whole batch."""
         before = parts.precompute(batch, policy_pass, *kl.passes)
-        penalty_BT = kl.coefficient * k1(before.pop("untruncated_BT"), before["reference_BT"])
+        k1_BT = k1(before.pop("untruncated_BT"), before["reference_BT"])
+        if batch.trained_BT.any():
+            batch = batch.with_metrics({"kl": float(aggregate(k1_BT, batch.trained_BT))})
+        penalty_BT = kl.coefficient * k1_BT
         rewards_B, values_BT, mask_BT = batch.signals.rewards_B, before["values_BT"], batch.samples.mask_BT
         if options.advantage == "eq_12":
             returns_BT = rewards_B[:, None] - penalty_BT
@@ -50,7 +54,6 @@ def build(parts: Parts, options: PpoConfig) -> Method:
             value_term(options.critic, batch, now),
             *entropy_bonus(now, options.entropy_coefficient, options.aggregation),
             *policy_metrics(batch, now),
-            *kl.terms(batch, now),
         ]
 
     updates, minibatches = options.updates_per_step, options.minibatches

@@ -27,7 +27,7 @@ LONGEST = 60
 # A run of digits with all that may belong to its number. Not within a word, as in `B12` or `v2.0`.
 RUN = regex.compile(
     rf"(?<!{SPACED})(?<!{SPACED}\.)(?P<minus>-\p{{Sc}}?)?+(?P<digits>"
-    r"(?:(?<!\d )\d{1,3}+(?: \d{3}(?!\d))++(?! \d)|\d++ (?=\d++/\d)\d++|\d++|(?<!\.)(?=\.\d))"
+    r"(?:(?<!\d )\d{1,3}+(?: \d{3}(?!\d))++(?: (?=\d++/\d)\d++|(?! \d))|\d++ (?=\d++/\d)\d++|\d++|(?<!\.)(?=\.\d))"
     r"(?:(?:[.,:/']|\^-?)\d++)*+(?:[eE][+-]?\d++)?+)",
     regex.V1,
 )
@@ -46,7 +46,8 @@ FORMS = [
     )
 ]
 """How a number may be written, with the mark between its groups. A comma that is left is the decimal mark."""
-QUOTIENT = re.compile(r"(?:(\d+) )?(\d+)/(\d+)")
+QUOTIENT = re.compile(r"(?:(\d+) (?!0))?(\d+)/(\d+)")
+"""With a whole number before it or not. The zeros of `12 000/3` are a group, and groups have no fraction."""
 LATEX_FRACTION = re.compile(r"(\d)?\\[dt]?frac\{(\d+)\}\{(\d+)\}")
 
 

@@ -23,7 +23,7 @@ class LiveRubric:
 
     def _read(self) -> None:
         self._read_at = self._stamp()  # before reading, so that an edit during the read is noticed
-        rubric, self.notices = normalised(read_rubric(self.path))
+        rubric, self.notices = normalised(read_rubric(self.path, in_run=True))
         self.rubric, self.version = rubric, rubric_version(rubric)
 
     def _stamp(self) -> tuple[int, int]:

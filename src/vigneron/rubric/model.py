@@ -7,16 +7,18 @@ import json
 import unicodedata
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from vigneron.config.values import Positive, Share, Strict, dotted_path
 
 
-def _name(text: str) -> str:
-    """Raise for what cannot be a part of a metric's name, `reward/CATEGORY/ITEM/score`, or is not seen."""
+def _name(text: str, info: ValidationInfo) -> str:
+    """Raise for what cannot be a part of a metric's name, `reward/CATEGORY/ITEM/score`, or is not seen. In a run's
+    rubric a name may end with a space, as earlier versions allowed: metrics have this name."""
+    in_run = info.context is not None and info.context["in_run"]
     kinds = [unicodedata.category(character) for character in text]
     allowed = all(kind[0] in "LMN" or character in " _.-" for kind, character in zip(kinds, text, strict=True))
-    if not text or not allowed or kinds[0][0] not in "LN" or text.endswith(" "):
+    if not text or not allowed or kinds[0][0] not in "LN" or (text.endswith(" ") and not in_run):
         raise ValueError(
             "a name has letters and digits of any script, spaces, `_`, `.` and `-`; it begins with a letter or digit, "
             "and does not end with a space"

@@ -52,14 +52,15 @@ def rubric_text(path: str | Path) -> str:
     return config_text(file, f"the rubric '{name}'")
 
 
-def read_rubric(path: str | Path) -> Rubric:
-    """A file, or a bundled rubric by name. Weights are as in the file: see `normalised`."""
-    return parse_rubric(rubric_text(path), str(path), json=Path(path).suffix == ".json")
+def read_rubric(path: str | Path, *, in_run: bool = False) -> Rubric:
+    """A file, or a bundled rubric by name. Weights are as in the file: see `normalised`. `in_run`: what earlier
+    versions allowed is no error."""
+    return parse_rubric(rubric_text(path), str(path), json=Path(path).suffix == ".json", in_run=in_run)
 
 
-def parse_rubric(text: str, where: str, *, json: bool = False) -> Rubric:
+def parse_rubric(text: str, where: str, *, json: bool = False, in_run: bool = False) -> Rubric:
     read, given = read_mapping(text, where, "a rubric", json=json)
-    rubric, invalid = validated(Rubric, given, "the rubric")
+    rubric, invalid = validated(Rubric, given, "the rubric", in_run=in_run)
     repeated = list(_repeated_names(given))
     reported = {fault.line.partition(": ")[2] for fault in repeated}
     invalid = [fault for fault in invalid if fault.line.partition(": ")[2] not in reported] + repeated
@@ -78,10 +79,12 @@ def read_mapping(text: str, where: str, what: str, *, json: bool) -> tuple[Parse
     return read, _with_version_as_text(read)
 
 
-def validated(model: type[Checked], given: dict[str, Any], whole: str) -> tuple[Checked | None, list[FieldError]]:
+def validated(
+    model: type[Checked], given: dict[str, Any], whole: str, *, in_run: bool = False
+) -> tuple[Checked | None, list[FieldError]]:
     """The file's content, or None and its errors."""
     try:
-        return model.model_validate(given), []
+        return model.model_validate(given, context={"in_run": in_run}), []
     except ValidationError as errors:
         return None, field_errors(errors.errors()[:MAX_ERRORS], given, model, whole)
 
@@ -136,10 +139,16 @@ def _bad_patterns(given: Any) -> Iterator[FieldError]:
 
 
 def normalised(rubric: Rubric) -> tuple[Rubric, list[str]]:
-    """The rubric with weights that sum to one in every category, and a notice for each category that was changed."""
+    """The rubric with weights that sum to one in every category, and notices: of each category that was changed, and of
+    names that end with a space."""
     categories: dict[str, Category] = {}
     notices = []
     for name, category in rubric.categories.items():
+        spaced = [repr(each) for each in (name, *(item.name for item in category.items)) if each.endswith(" ")]
+        if spaced:
+            notices.append(
+                f"names that end with a space are kept in this run, and refused in a new one: {', '.join(spaced)}"
+            )
         total = sum(item.weight for item in category.items)
         if abs(total - 1) <= TOLERANCE:
             categories[name] = category

@@ -16,9 +16,10 @@ from vigneron.errors import UserError, nearest
 from vigneron.text import CLEANERS
 
 
-def reader_of(config: Config, part: str) -> Reader:
-    """For the rows of a file, of the part `train` or `held_out`."""
-    return _Templated(config.data.template, _method_reader(config, part))
+def reader_of(config: Config, part: str, *, stored: bool = False) -> Reader:
+    """For the rows of a file, of the part `train` or `held_out`. `stored`: of a run that has started with them; an
+    answer that the reward cannot compare with, as an earlier version could, then gives no reward and no error."""
+    return _Templated(config.data.template, _method_reader(config, part, stored=stored))
 
 
 def saved_reader(config: Config, part: str) -> Reader:
@@ -75,20 +76,20 @@ def why_not_compared(config: Config, answer: Any) -> str | None:
     return None
 
 
-def _method_reader(config: Config, part: str) -> Reader:
+def _method_reader(config: Config, part: str, *, stored: bool = False) -> Reader:
     if config.method.reads == "pairs":
         return PairReader(spaced=config.data.space_pairs)
     if config.method.reads == "recorded" and part == "train":
         assert config.method.score_column is not None
         return RecordedReader(config.method.score_column, config.method.score_range)
-    return PromptReader(config)
+    return PromptReader(config, stored=stored)
 
 
 class PromptReader:
     """Rows with a prompt, and an answer where the method or the reward needs one."""
 
-    def __init__(self, config: Config) -> None:
-        method = config.method
+    def __init__(self, config: Config, *, stored: bool = False) -> None:
+        self.stored, method = stored, config.method
         self.demonstrations = method.reads == "demonstrations"
         compares = any(part.kind in COMPARED for part in config.reward.parts) and not config.answers_are_optional
         self.answered = config.parent is None and (compares or self.demonstrations)
@@ -124,7 +125,7 @@ class PromptReader:
         if self.score is not None:
             row = self.score(row, place)
         if self.answered:
-            if (why := why_not_compared(self.config, row["answer"])) is not None:
+            if not self.stored and (why := why_not_compared(self.config, row["answer"])) is not None:
                 raise UserError(f"data: {place}: the answer {why}")
             answer = row["answer"]
             if self.demonstrations and not (answer if type(answer) is str else completion_text(answer)).strip():

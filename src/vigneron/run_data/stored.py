@@ -180,7 +180,8 @@ def _open(folder: Path, config: Config, part: str) -> Sequence[Row]:
     if len(source) != reference["source_rows"]:
         return lost(f"data: {source.name} has {len(source)} rows, and had {reference['source_rows']}")
     everything = count == len(source)
-    return DataRows(source, reader_of(config, part), None if everything else kept, reference["record"], longest)
+    reader = reader_of(config, part, stored=True)
+    return DataRows(source, reader, None if everything else kept, reference["record"], longest)
 
 
 def _write_reference(folder: Path, part: str, rows: DataRows) -> None:

@@ -100,7 +100,8 @@ METRICS = (
     Metric("entropy", "entropy", None, "entropy (nats per token)", TRAINING,
            "Entropy of the policy over the vocabulary at the sampled tokens, in nats per token. This and other means "
            "over tokens leave out groups of equal rewards where these need no pass through the model. Of a step's "
-           "several updates this, `kl` and `logprob_mismatch` are of the first: with minibatches, of a random part."),
+           "several updates this, `kl` and `logprob_mismatch` are of the first: with minibatches, this and "
+           "`logprob_mismatch` are of a random part of the batch."),
     Metric("kl", "KL", "down", "KL to the reference (nats per token)", TRAINING,
            "KL(π₀ ‖ reference): over the vocabulary where GRPO or GRAPE penalise the exact KL; else by k1, the mean of "
            "log π₀ − log π_ref over the sampled tokens, which is unbiased and may be negative."),

@@ -54,7 +54,7 @@ def canaries(keys: Iterable[str]) -> dict[str, str]:
 def readable_rubric(path: Path) -> Rubric | None:
     """The run's copy of its rubric; None where it was edited and is broken, which a report ignores."""
     try:
-        return normalised(read_rubric(path))[0]
+        return normalised(read_rubric(path, in_run=True))[0]
     except UserError:
         return None
 

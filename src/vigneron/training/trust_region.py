@@ -45,7 +45,8 @@ class TrustRegionUpdate:
         if not batch.trained_BT.any():
             return self.critic(batch)
         metrics = self._move(batch)
-        return metrics | self.critic(batch)
+        moved = metrics["trust/share"] > 0
+        return metrics | self.critic(batch, ", after the policy's update of this step, which stays" if moved else "")
 
     def _move(self, batch: Batch) -> Metrics:
         with phase("gradient"):

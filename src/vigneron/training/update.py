@@ -80,8 +80,11 @@ class GradientUpdate:
     """Called with each microbatch of an update and its scores."""
     done: int = 0
 
-    def __call__(self, batch: Batch) -> Metrics:
-        """K updates. A step without a trainable token changes nothing and logs no loss."""
+    def __call__(self, batch: Batch, applied: str = "") -> Metrics:
+        """K updates. A step without a trainable token changes nothing and logs no loss.
+
+        `applied` is what an error says of another model's update before these in the step.
+        """
         a_step = self.updates_per_step * self.minibatches
         if not batch.trained_BT.any():
             self.done += a_step
@@ -89,8 +92,8 @@ class GradientUpdate:
         updates: list[list[TermValue]] = []
         for _ in range(self.updates_per_step):
             for part in self._cut(batch):
-                applied = f", after {len(updates)} of {a_step} updates of this step, which stay" if updates else ""
-                updates.append(self._one_update(part, applied))
+                before = f", after {len(updates)} of {a_step} updates of this step, which stay" if updates else applied
+                updates.append(self._one_update(part, before))
         metrics = _mean_over_updates(updates)
         step = self.done // a_step
         due = self.after_update_every and step % self.after_update_every == 0
@@ -99,7 +102,7 @@ class GradientUpdate:
             with torch.no_grad(), phase("successive KL"):
                 metrics |= {name: value for name, value, _ in self.accumulate(batch, lambda p: [after_update(p)])}
         if self.controller is not None:
-            metrics |= self.controller.observe(metrics)
+            metrics |= self.controller.observe(batch.signals.metrics | metrics)
         return metrics
 
     def _cut(self, batch: Batch) -> Iterator[Batch]:

@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from vigneron.config import PoolConfig
+from vigneron.config import PoolConfig, SemanticRewardConfig
 from vigneron.errors import UserError
 from vigneron.remote.ray import pool as pools
 from vigneron.remote.ray.cluster import FREE_PERIOD, FREE_PERIOD_MS, Cluster, PoolSpec
+from vigneron.remote.ray.embedding import EmbedderPool
 from vigneron.remote.ray.pool import Pool
 from vigneron.remote.ray.sampler import pieces, sample_pieces
+from vigneron.rewards.build import build_reward
+from vigneron.rewards.final_number import final_number_reward
+from vigneron.sources.placement import ModelPlacement
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +82,21 @@ def test_pieces_come_back_in_order_whoever_dies(
     pool.close()
     time.sleep(2.0)  # Ray itself would speak of them by now
     assert "raylet" not in capfd.readouterr().out
+
+
+def test_embedders_in_a_pool_say_which_answers_they_cannot_read(cluster: Cluster) -> None:
+    embedders = EmbedderPool(cluster, PoolConfig(actors=1, cpus=0.5))
+    placement = ModelPlacement(embedders.embedder)
+    rows = [{"prompt": "the capital of France", "answer": answer} for answer in ("巴黎", "Paris")]
+    notices: list[str] = []
+    for embedder in ("minilm", "lexical"):  # the second cannot say
+        reward = SemanticRewardConfig(kind="semantic", embedder=embedder)
+        build_reward(reward, final_number_reward, notice=notices.append, placement=placement, rows=rows)
+    embedders.pool.close()
+    (notice,) = notices
+    assert notice.startswith(
+        "reward.embedder: 50% of the first 2 answers contain characters that 'minilm' does not know"
+    )
 
 
 def test_no_room_is_said_and_never_waited_for(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

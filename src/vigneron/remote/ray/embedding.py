@@ -37,6 +37,11 @@ class EmbeddingActor(PoolActor):
     def embed(self, name: str, texts: Sequence[str]) -> np.ndarray:
         return self._loaded[name].embed(texts).numpy()
 
+    def unknown_shares(self, name: str, texts: Sequence[str]) -> list[float]:
+        """0 for every text if the embedder cannot say."""
+        embedder = self._loaded[name]
+        return embedder.unknown_shares(texts) if isinstance(embedder, SentenceEmbedder) else [0.0] * len(texts)
+
 
 class EmbedderPool:
     """Embedders that share one pool of actors. Each is loaded on every actor before it is used."""
@@ -69,6 +74,10 @@ class EmbedderPool:
         work = self.pool.work("embed", [(name, list(chosen(texts, part))) for part in parts], self)
         return torch.from_numpy(np.concatenate(work.results))
 
+    def unknown_shares(self, name: str, texts: Sequence[str]) -> list[float]:
+        (shares,) = self.pool.work("unknown_shares", [(name, list(texts))], self).results
+        return shares
+
 
 class PooledEmbedder:
     def __init__(self, pool: EmbedderPool, key: str, name: str) -> None:
@@ -77,3 +86,6 @@ class PooledEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Float[Tensor, "N D"]:
         return self._pool.embed(self._key, texts)
+
+    def unknown_shares(self, texts: Sequence[str]) -> list[float]:
+        return self._pool.unknown_shares(self._key, texts)
