@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from support.tiny_models import GROUPED_HEADS, byte_tokenizer, tiny_policy
 from support.tiny_runs import tiny_config, write_data
 from vigneron.batch import Batch
-from vigneron.config import ConstraintConfig, OptimizerConfig
+from vigneron.config import Config, ConstraintConfig, OptimizerConfig
 from vigneron.core.draws import Sampling
 from vigneron.core.rounding import CHUNK
 from vigneron.errors import UserError
@@ -47,6 +47,7 @@ from vigneron.training.method_copies import (
     moment_bytes,
 )
 from vigneron.training.out_of_memory import explained_memory
+from vigneron.training.setup.sizes import crowded_notice
 from vigneron.training.setup.start import start_run
 from vigneron.training.trust_region import TrustRegionUpdate
 from vigneron.training.update import Term
@@ -76,16 +77,18 @@ def test_running_out_of_memory_names_the_settings_and_leaves_the_checkpoint(tmp_
     run.close()
 
 
-def test_memory_that_other_processes_hold_is_named(
-    tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 140 GB 10 are free: 20 are this run's, 0.8 its context, and the others'."""
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of a GPU of 140 GB 10 are free: 20 are this process's, 0.8 its context, and others have the rest."""
     free = [10 * GB]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 140 * GB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 15 * GB)
     monkeypatch.setattr(cuda_memory, "held_bytes", lambda: 5 * GB)
+    return free
 
+
+def test_memory_that_other_processes_hold_is_named(tmp_path: Path, tiny_folder: Path, free: list[int]) -> None:
     def told(**changes: Any) -> str:
         config = tiny_config(tiny_folder, write_data(tmp_path), **changes)
         with pytest.raises(UserError) as raised, explained_memory(config):
@@ -101,6 +104,27 @@ def test_memory_that_other_processes_hold_is_named(
     assert "Other processes" not in told(model=on_gpu, scale=in_process), "vLLM's own memory is this process's"
     free[0] = 118 * GB
     assert "Other processes" not in told(model=on_gpu), "1.2 GB: the context may be larger than it was taken for"
+
+
+def test_small_passes_beside_other_processes_are_named(tmp_path: Path, tiny_folder: Path, free: list[int]) -> None:
+    asked = tiny_config(
+        tiny_folder,
+        write_data(tmp_path),
+        model={"name": str(tiny_folder), "device": "cuda"},
+        microbatch_tokens="auto",
+    )
+
+    def notice(tokens: int, asked: Config = asked) -> str | None:
+        return crowded_notice(asked, asked.model_copy(update={"microbatch_tokens": tokens}))
+
+    assert notice(512) == (
+        "a pass has 512 tokens at most, because other processes hold 109.2 GB of this GPU: steps are slow, and a "
+        "resume keeps that (`microbatch_tokens=auto` finds it anew)"
+    )
+    assert notice(4096) is None
+    assert notice(512, asked.model_copy(update={"microbatch_tokens": 512})) is None, "it was asked for"
+    free[0] = 118 * GB
+    assert notice(512) is None, "the model is large"
 
 
 def test_the_advice_names_what_would_save_memory_and_is_not_set(

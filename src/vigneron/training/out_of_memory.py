@@ -43,25 +43,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(sign in text for sign in signs)
 
 
-def others_bytes() -> int:
-    """About what other processes hold of the GPU: what is used, without what this one has."""
-    if not torch.cuda.is_available():
+def others_bytes(config: Config) -> int:
+    """About what other processes hold of the GPU: what is used, without what this one has. 0 if it is little."""
+    sampling = config.scale.sampling
+    has_vllm = (
+        sampling.kind == "vllm" and sampling.url is None
+    )  # in this process, with memory that torch does not count
+    if has_vllm or config.model.device == "cpu" or not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()
     own = torch.cuda.memory_reserved() + cuda_memory.held_bytes() + CONTEXT_BYTES
     others = total - free - own
     return others if others > total * WORTH_NAMING else 0
-
-
-def _others(config: Config) -> str:
-    sampling = config.scale.sampling
-    has_vllm = (
-        sampling.kind == "vllm" and sampling.url is None
-    )  # in this process, with memory that torch does not count
-    others = 0 if has_vllm or config.model.device == "cpu" else others_bytes()
-    if not others:
-        return ""
-    return f"Other processes hold {memory_text(others)} of this GPU; model.memory_gb is a run's share of it. "
 
 
 def _advice(config: Config, error: BaseException) -> str:
@@ -100,4 +93,10 @@ def _advice(config: Config, error: BaseException) -> str:
     }
     helpful = [switch for switch, helps in switches.items() if helps]
     also = f", or set {' or '.join(helpful)}" if helpful else ""
-    return f"out of memory; earlier checkpoints are intact. {_others(config)}Lower {', '.join(settings)}{also}"
+    others = others_bytes(config)
+    held = (
+        f"Other processes hold {memory_text(others)} of this GPU; model.memory_gb is a run's share of it. "
+        if others
+        else ""
+    )
+    return f"out of memory; earlier checkpoints are intact. {held if others else ''}Lower {', '.join(settings)}{also}"

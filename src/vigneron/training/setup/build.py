@@ -59,7 +59,7 @@ from vigneron.training.setup.parent import build_parent
 from vigneron.training.setup.rendered_rows import template_notices
 from vigneron.training.setup.resolve import newest_weights
 from vigneron.training.setup.resume_checks import data_record
-from vigneron.training.setup.sizes import with_sizes
+from vigneron.training.setup.sizes import crowded_notice, with_sizes
 from vigneron.training.token_recorder import decoder
 from vigneron.training.training_prompt import score_after_training_prompt
 
@@ -114,7 +114,7 @@ def _build(
     with phase("check the data"):
         longest, truncation = check_data_lengths(config, policy, data, function)
     held_out = len(data.held_out) > 0
-    config = with_sizes(config, policy, reference, parent, folder, longest, held_out=len(data.held_out))
+    asked, config = config, with_sizes(config, policy, reference, parent, folder, longest, held_out=len(data.held_out))
     parts = Parts.of(config, policy, reference, reward, data.train, folder.path, parent)
     built = build(parts)
     if isinstance(parts.curriculum, ByLoss):
@@ -128,6 +128,7 @@ def _build(
     notices = (
         truncation,
         slower,
+        crowded_notice(asked, config),
         *method.notices,
         *(environments.notices if (environments := getattr(parts.rollout, "environments", None)) else ()),
         *model_notices(config, policy),

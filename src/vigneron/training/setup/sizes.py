@@ -9,10 +9,11 @@ from vigneron.policy.parent import LocalParent, Parent
 from vigneron.policy.reference import Reference
 from vigneron.run_store.folder import RunFolder
 from vigneron.timing import phase
-from vigneron.training.memory import MOST_TOKENS, find_sizes, reference_states_bytes
+from vigneron.training.memory import FEW_TOKENS, MOST_TOKENS, find_sizes, reference_states_bytes
 from vigneron.training.method_copies import Copies
+from vigneron.training.out_of_memory import others_bytes
 from vigneron.training.sampling_graphs import sampling_graph_bytes
-from vigneron.values import GB
+from vigneron.values import GB, memory_text
 
 
 def with_sizes(
@@ -62,3 +63,14 @@ def with_sizes(
     if config.model.cache_gb is not None:
         policy.cache_bytes = int(config.model.cache_gb * GB)
     return config
+
+
+def crowded_notice(asked: Config, config: Config) -> str | None:
+    """Where other processes leave room for few tokens in a pass."""
+    tokens = config.resolved_microbatch_tokens
+    if asked.microbatch_tokens != "auto" or tokens >= FEW_TOKENS or not (others := others_bytes(config)):
+        return None
+    return (
+        f"a pass has {tokens} tokens at most, because other processes hold {memory_text(others)} of this GPU: steps "
+        "are slow, and a resume keeps that (`microbatch_tokens=auto` finds it anew)"
+    )
