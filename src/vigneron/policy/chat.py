@@ -7,6 +7,7 @@ like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json
 from vigneron.policy.assistant_spans import (
+    SENTINELS,
     AssistantSpans,
     HistoryDiffers,
     after_answer,
@@ -264,6 +266,21 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
         return []
     ending = turn_format(tokenizer, *_delimiters(tokenizer)).ending
     return list(_ending_ids(tokenizer, len(tokenizer), ending)) if ending else []
+
+
+def generation_prompts(tokenizer: Any, tools: Any = None) -> dict[str, str]:
+    """What the template writes between a message and the next answer, for a user's message and for a tool's result.
+    Empty where it refuses the conversation."""
+    mark = SENTINELS[0]
+    asked = [{"role": "user", "content": mark}]
+    call = {"type": "function", "id": "call00001", "function": {"name": "tool", "arguments": {}}}
+    result = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": mark}
+    called = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    prompts = {}
+    for role, messages in (("user", asked), ("tool", called)):
+        with suppress(UserError):
+            prompts[role] = Conversation.of(tokenizer, messages, tools).before(len(messages)).rpartition(mark)[2]
+    return prompts
 
 
 @lru_cache(maxsize=16)
