@@ -268,15 +268,6 @@ def test_arguments_without_types_get_those_of_the_schema() -> None:
     assert reply.messages[0]["content"] == "42"
 
 
-def test_calls_within_reasoning_are_not_made() -> None:
-    environment, _ = started("tools", calls="hermes")
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 40, "b": 2}}\n</tool_call>'
-    for raw in (f"<think>{call}", f"<think>{call}</think>42", f"{call}</think>42"):
-        assert "tool_calls" not in environment.read_turn(raw, raw)
-    (made,) = environment.read_turn(f"<think>Sum.</think>{call}", "")["tool_calls"]
-    assert made["function"]["name"] == "add"
-
-
 def test_a_call_that_cannot_be_parsed_is_an_answer() -> None:
     environment, prompt = started("tools", calls="hermes")
     turn = environment.read_turn('<tool_call>{"name": "add"', '{"name": "add"')

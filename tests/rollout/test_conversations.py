@@ -396,6 +396,31 @@ def test_a_turn_that_cannot_be_read_takes_its_sample_out() -> None:
     assert all("raised AssertionError: no call" in error and "in `read_turn`" in error for error in errors[8:])
 
 
+class Roles(Counting):
+    """Answers with a role that the template of `talking_model` refuses, in conversations of three turns."""
+
+    def reply(self, messages: list[dict[str, Any]]) -> Reply:
+        reply = super().reply(messages)
+        role = "tool" if self.row["wanted"] == 3 and self.turns == 2 else "user"
+        return replace(reply, messages=[{"role": role, "content": "3"}])
+
+
+def test_a_role_that_the_template_cannot_write_takes_its_sample_out() -> None:
+    batch = talked(Roles)
+    errors = batch.samples.extras["environment_error"]
+    failed = [i for i, error in enumerate(errors) if error is not None]
+    assert {errors[i] for i in failed} == {
+        "gave a message that the model's chat template cannot write, with the role 'tool': "
+        "unknown role tool: expected system, user or assistant"
+    }
+    assert failed == [i for i in range(4) if batch.samples.extras["cut"][i] is None]
+    assert batch.signals.metrics["turns/failed"] == len(failed) / 12
+    assert batch.samples.extras["turns"][failed[0]] == 2
+    assert batch.samples.extras["environment_reward"][failed[0]] is None
+    with pytest.raises(UserError, match=r"above the limit .* cannot write, with the role 'tool'"):
+        ApplyReward(environment_reward, missing_limit=0.01)(batch)
+
+
 @pytest.mark.slow
 def test_a_reply_that_floods_is_cut() -> None:
     class Flooding(Counting):

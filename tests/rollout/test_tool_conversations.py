@@ -102,7 +102,7 @@ def test_a_bad_call_comes_back_as_a_message(name: str) -> None:
 
 THOUGHT = "I may call <tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
 THOUGHT += "</function>\n</tool_call>"
-R1 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{\"a\": 1, \"b\": 2}\n```"
+R1 = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```'
 R1 += "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 

@@ -104,6 +104,14 @@ def set_template_defaults(tokenizer: Any, given: Mapping[str, Any]) -> None:
     tokenizer.chat_template = "".join(defaults) + "\n" + template
 
 
+class UnwritableReply(UserError):
+    """A reply that the chat template refuses; the text says why, and follows "the environment" or "it"."""
+
+    def __init__(self, roles: Iterable[str], why: str) -> None:
+        named = ", ".join(map(repr, sorted(roles)))
+        super().__init__(f"gave a message that the model's chat template cannot write, with the role {named}: {why}")
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in which text that looks like a delimiter is replaced by marks until it is tokenized."""
@@ -167,8 +175,8 @@ class Conversation:
                 self.tokenizer, messages, turn, *_delimiters(self.tokenizer), self.tools, closing
             )
         except TemplateError as error:
-            roles = ", ".join(sorted({str(message.get("role")) for message in messages[turn + 1 :]}))
-            raise UserError(f"the model's chat template cannot write a reply ({roles}): {first_line(error)}") from error
+            roles = {str(message.get("role")) for message in messages[turn + 1 :]}
+            raise UnwritableReply(roles, first_line(error)) from error
         except HistoryDiffers:
             raise UserError(
                 "the model's chat template leaves an earlier answer out: set `model.chat: minted`"

@@ -169,7 +169,9 @@ class Conversations:
         self._calls.settle([call for _, call in (self._pending[s] for s in samples) if call is not None])
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
         most = self._options.max_reply_tokens
-        ids = drafts_ids(self._tokenizer, drafts, self._conversation, most, self._environments.tools)
+        ids, unwritable = drafts_ids(self._tokenizer, drafts, self._conversation, most, self._environments.tools)
+        for number, why in unwritable.items():  # the environment's fault: it takes its sample out
+            self.transcripts[number].error = why
         for number, of_reply in ids.items():
             if drafts[number].is_cut:
                 self.transcripts[number].logs[-1]["shortened"] = True
