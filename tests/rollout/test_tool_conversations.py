@@ -11,7 +11,7 @@ from vigneron.config import ToolsEnvironmentConfig
 from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
 from vigneron.policy.chat import turn_end_ids
-from vigneron.rollout.conversations import Conversations, transcript_metrics
+from vigneron.rollout.conversations import Conversations, turn_sums
 from vigneron.rollout.engine.request import Turn
 
 
@@ -80,8 +80,8 @@ def test_a_call_is_answered_in_the_templates_format(name: str, tool: str) -> Non
     assert roles == ["assistant", "tool", "assistant"]
     assert talk.messages[0]["tool_calls"][0]["function"] == {"name": tool, "arguments": {"a": 1, "b": 2}}
     assert talk.error is None
-    assert transcript_metrics([talk])["turns/tool_calls"] == 1
-    assert transcript_metrics([talk])["turns/tool_errors"] == 0
+    assert turn_sums([talk]).metrics()["turns/tool_calls"] == 1
+    assert turn_sums([talk]).metrics()["turns/tool_errors"] == 0
 
 
 @pytest.mark.parametrize("name", CALLS)

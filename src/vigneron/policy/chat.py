@@ -280,10 +280,14 @@ def generation_prompts(tokenizer: Any, tools: Any = None) -> dict[str, str]:
     """What the template writes between a message and the next answer, for a user's message and for a tool's result.
     Empty where it refuses the conversation."""
     mark = SENTINELS[0]
-    asked = [{"role": "user", "content": mark}]
+    asked: list[Message] = [{"role": "user", "content": mark}]
     call = {"type": "function", "id": "call00001", "function": {"name": "tool", "arguments": {}}}
     result = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": mark}
-    called = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    called: list[Message] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        result,
+    ]
     prompts = {}
     for role, messages in (("user", asked), ("tool", called)):
         with suppress(UserError):
