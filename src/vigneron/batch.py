@@ -225,8 +225,8 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
     width = max(part.samples.completion_BT.shape[1] for part in parts)
 
     def join(name: str, values: list[Any]) -> Any:
-        if name == "metrics":
-            return values[0]
+        if name == "metrics":  # see `merged_metrics`
+            return {}
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
         if isinstance(values[0], dict):
