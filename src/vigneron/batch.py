@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vigneron.core.masked import length_mask
-from vigneron.rollout.turn_sums import TurnSums, total
+from vigneron.turn_sums import TurnSums, total
 
 Span = tuple[int, int]
 Record = TypeVar("Record", "Samples", "Signals", "Packing")

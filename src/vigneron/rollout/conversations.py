@@ -26,7 +26,7 @@ from vigneron.policy.model import Policy
 from vigneron.rollout.engine.request import Completions, Turn
 from vigneron.rollout.engine.sample import rank_share, sample, sample_on_all_ranks, sampled_share
 from vigneron.rollout.reply_draft import Draft, drafts_ids
-from vigneron.rollout.turn_sums import TURN_REWARD, TurnSums
+from vigneron.turn_sums import TURN_REWARD, TurnSums
 
 ERROR = "environment_error"
 """The extra with what went wrong in a sample's environment: it has no reward then."""
