@@ -16,7 +16,7 @@ LAYERS = [
     {"core", "config", "redaction", "threads", "timing", "values"},
     {"errors"},
     {"files", "validation", "yaml_text", "text", "user_code", "sandbox", "distributed", "http_client"},
-    {"batch", "recipe", "trackers"},
+    {"batch", "recipe", "trackers", "turn_sums"},
     {"policy"},
     {"data"},
     {"environments"},

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vigneron.core.masked import length_mask
+from vigneron.turn_sums import TurnSums, total
 
 Span = tuple[int, int]
 Record = TypeVar("Record", "Samples", "Signals", "Packing")
@@ -119,6 +120,8 @@ class Signals:
     parent_ids_BTK: Int[Tensor, "B T K"] = None  # type: ignore[assignment]
     metrics: dict[str, float] = field(default_factory=dict)
     """What the slots logged of the step, under the names of metrics.jsonl."""
+    turns: TurnSums | None = None
+    """What the metrics of conversations, `turns/…`, are made of."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,10 @@ class Batch:
         """With these beside what was logged before."""
         return self.with_signals(metrics={**self.signals.metrics, **metrics})
 
+    def with_turns(self, turns: TurnSums) -> "Batch":
+        """With these sums over conversations, and the metrics that follow from them."""
+        return self.with_signals(turns=turns).with_metrics(turns.metrics())
+
     def rows(self, indices: Sequence[int]) -> "Batch":
         """The given samples, cut to the longest completion among them."""
         at = to_device(list(indices), self.samples.completion_BT.device)
@@ -212,14 +219,14 @@ def to_device(numbers: Sequence[Any] | np.ndarray, device: torch.device) -> Tens
 
 
 def concatenate(parts: Sequence[Batch]) -> Batch:
-    """Parts in their order. Metrics that several of them logged are averaged over samples."""
+    """Parts in their order, with their `merged_metrics`."""
     if len(parts) == 1:
         return parts[0]
     width = max(part.samples.completion_BT.shape[1] for part in parts)
 
     def join(name: str, values: list[Any]) -> Any:
-        if name == "metrics":
-            return averaged(values, [len(part) for part in parts])
+        if name == "metrics":  # see `merged_metrics`
+            return {}
         if isinstance(values[0], Tensor):
             return torch.cat([_widened(v, width) if "_BT" in name else v for v in values])
         if isinstance(values[0], dict):
@@ -238,10 +245,18 @@ def concatenate(parts: Sequence[Batch]) -> Batch:
         joined([part.samples for part in parts]),
         joined([part.signals for part in parts]),
         joined([part.packing for part in parts]),
-    )
+    ).with_signals(**merged_metrics(parts))
 
 
-def averaged(metrics: Sequence[dict[str, float]], counts: Sequence[int]) -> dict[str, float]:
+def merged_metrics(parts: Sequence[Batch]) -> dict[str, Any]:
+    """The signals `metrics` and `turns` of several batches together: means over all of their conversations, and means
+    over samples of what else was logged."""
+    turns = total(part.signals.turns for part in parts)
+    metrics = _averaged([part.signals.metrics for part in parts], [len(part) for part in parts])
+    return {"metrics": metrics | (turns.metrics() if turns is not None else {}), "turns": turns}
+
+
+def _averaged(metrics: Sequence[dict[str, float]], counts: Sequence[int]) -> dict[str, float]:
     """Each metric over the parts that have it, by their numbers of samples."""
 
     def mean(name: str) -> float:

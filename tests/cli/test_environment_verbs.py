@@ -99,6 +99,10 @@ def test_an_environment_that_fails_is_named_by_pass_at_k_and_by_the_probe(
     named = "most often because it raised ValueError: out of order"
     assert named in refused("eval", run, "--file", broken, "--samples", 2)
     mixed = write_rows(tmp_path / "mixed.jsonl", [*talking_rows("pq"), *talking_rows("r", breaks=True)])
+    some = [*talking_rows("pq", answer="~"), *talking_rows("r", answer="~", breaks=True)]
+    said = printed("eval", run, "--file", write_rows(tmp_path / "some.jsonl", some), "--samples", 4, "--k", 2)
+    left_out = "3 prompts, 4 samples each; .* 4 samples have no verdict .* pass@2 leaves out 1 prompts"
+    assert re.search(left_out, " ".join(said.split()))
     said = printed("validate", recipe, "--probe", "--samples", 24, f"data.train={mixed}", "reward.missing_limit=1")
     assert re.search(rf"^note: the environment failed in 8 of 24 conversations .*{named}", said, re.MULTILINE)
 

@@ -17,6 +17,13 @@ def test_by_hand() -> None:
     assert pass_at_k(torch.tensor([3]), samples=12, k=1).tolist() == pytest.approx([0.25])
 
 
+def test_prompts_may_have_unequal_numbers_of_samples() -> None:
+    correct_P, samples_P = torch.tensor([1, 2, 0, 3]), torch.tensor([4, 3, 2, 3])
+    each = [float(pass_at_k(c[None], samples=int(n), k=2)) for c, n in zip(correct_P, samples_P, strict=True)]
+    assert each == pytest.approx([0.5, 1, 0, 1])
+    assert pass_at_k(correct_P, samples=samples_P, k=2).tolist() == each
+
+
 @given(st.integers(1, 9), st.data())
 def test_it_is_the_mean_over_all_choices_of_k_samples(samples: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, samples))

@@ -8,7 +8,7 @@ from support import real_templates
 from vigneron.config import EnvironmentOptions
 from vigneron.environments.build import Environments
 from vigneron.environments.tools import tool_environment
-from vigneron.rollout.conversations import Conversations, transcript_extras, transcript_metrics
+from vigneron.rollout.conversations import Conversations, transcript_extras, turn_sums
 from vigneron.rollout.engine.request import Turn
 
 # A call of `add`, the token that ends it, the beginning of what is read next, and an answer with its end.
@@ -89,7 +89,7 @@ def test_a_call_is_run_and_its_result_is_read_next(name: str) -> None:
     assert talk.messages[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}}
     assert talk.messages[1]["content"] == "5"
     assert talk.messages[2]["content"] == "It is 5."
-    metrics = transcript_metrics(talks.transcripts)
+    metrics = turn_sums(talks.transcripts).metrics()
     assert (metrics["turns/tool_calls"], metrics["turns/tool_errors"]) == (1.0, 0.0)
     assert transcript_extras(talks.transcripts)["turns"] == (2,)
 

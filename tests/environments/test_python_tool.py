@@ -20,7 +20,7 @@ QWEN = template("qwen3")
 
 @cache
 def environment(timeout_s: float = 300.0) -> ToolEnvironment:
-    return tool_environment(["python"], QWEN, timeout_s=timeout_s, max_result_chars=1000)({}, 0)
+    return tool_environment(["python"], QWEN, timeout_s=timeout_s, max_result_chars=1000)({"prompt": "question"}, 0)
 
 
 def ran(code: str, timeout_s: float = 300.0) -> tuple[str, int]:

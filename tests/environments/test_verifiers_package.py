@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +53,15 @@ def test_a_run_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> N
     config = PythonEnvironmentConfig.model_validate({"kind": "python", "class": adapter, "options": {"env": "wordle"}})
     with pytest.raises(UserError, match="the package verifiers is not installed"):
         check_environment(config)
+
+
+def test_calls_within_reasoning_are_not_made() -> None:
+    known = verifiers_adapter._format(SimpleNamespace(env_id="sums", tool_defs=["add"]), "hermes")
+    assert known is not None
+    call = '<tool_call>{"name": "add", "arguments": {"a": 40, "b": 2}}</tool_call>'
+    for raw in (f"<think>{call}", f"<think>{call}</think>42", f"{call}</think>42"):
+        assert known.parse(raw).calls == ()
+    assert [made.name for made in known.parse(f"<think>Sum.</think>{call}").calls] == ["add"]
 
 
 class _Client:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from support.talking import LETTERS, AsyncCounting, Counting, counted, talking_model, what_hangs
-from vigneron.batch import Batch
+from vigneron.batch import Batch, concatenate
 from vigneron.config import PythonEnvironmentConfig
 from vigneron.core.draws import Sampling
 from vigneron.core.losses import policy_gradient
@@ -27,7 +27,7 @@ from vigneron.policy.model import Policy
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.environment import environment_reward
 from vigneron.rollout import conversations
-from vigneron.rollout.conversations import EARNED, Transcript, add_log, transcript_metrics
+from vigneron.rollout.conversations import EARNED, Transcript, add_log, turn_sums
 from vigneron.rollout.on_policy import OnPolicy
 
 ROWS = [
@@ -225,11 +225,35 @@ def test_what_a_conversation_does_not_have_is_not_zero_in_its_metrics() -> None:
     found, failed = Transcript(logs=[{"found": 0.0, "tries": 2}, {"found": 1.0}]), Transcript(error="raised KeyError")
     talks = [*[found] * 4, Transcript(logs=[{"found": None, "tries": 3}]), Transcript(logs=[{"found": 1.0}])]
     talks += [*[failed] * 3, Transcript(logs=[{"found": 0.0, "tries": 9}], error="hung")]
-    metrics = transcript_metrics(talks)
+    metrics = turn_sums(talks).metrics()
     assert metrics["turns/found"] == 1.0
     assert metrics["turns/tries"] == pytest.approx((4 * 2 + 3 + 0) / 6)
     assert metrics["turns/failed"] == 0.4
-    assert not {"turns/found", "turns/tries"} & set(transcript_metrics(talks[6:]))
+    assert not {"turns/found", "turns/tries"} & set(turn_sums(talks[6:]).metrics())
+
+
+class Uneven(Counting):
+    """Each row's conversations log and fail in a way of their own."""
+
+    def reply(self, messages: list[dict[str, Any]]) -> Reply:
+        wanted = self.row["wanted"]
+        if wanted == 2 and self.seed % 2:
+            raise ValueError(wanted)
+        log = {3: {"three": 5.0}, 2: {"odd": None}, 1: {}}[wanted]
+        return replace(super().reply(messages), log=log, reward=-1.0 if wanted == 3 else None)
+
+
+def test_metrics_of_the_parts_of_a_step_are_those_of_all_its_conversations() -> None:
+    """Parts of unequal size, in which not every turn, name or reward is there."""
+    environments = Environments("environment 'mine'", Uneven, options())
+    rollout = OnPolicy(policy_of(), Sampling(), 8, group_size=4, seed=5, stop=tuple(LETTERS), environments=environments)
+    whole = rollout(ROWS, step=2).signals.metrics
+    assert {"turns/mean", "turns/three", "turns/failed", "turns/reward/1", "turns/reward/3"} <= set(whole)
+    assert 0 < whole["turns/failed"] < 1 / 3
+    for cut in (1, 2):
+        first, second = rollout(ROWS[:cut], 2, 0), rollout(ROWS[cut:], 2, cut)
+        for together in (concatenate([first, second]), concatenate([second, first])):
+            assert together.signals.metrics == pytest.approx(whole)
 
 
 class Unpaid(Counting):
@@ -394,6 +418,31 @@ def test_a_turn_that_cannot_be_read_takes_its_sample_out() -> None:
     assert errors[:4] == (None,) * 4
     assert all("an assistant's message is needed, not" in error for error in errors[4:8])
     assert all("raised AssertionError: no call" in error and "in `read_turn`" in error for error in errors[8:])
+
+
+class Roles(Counting):
+    """Answers with a role that the template of `talking_model` refuses, in conversations of three turns."""
+
+    def reply(self, messages: list[dict[str, Any]]) -> Reply:
+        reply = super().reply(messages)
+        role = "tool" if self.row["wanted"] == 3 and self.turns == 2 else "user"
+        return replace(reply, messages=[{"role": role, "content": "3"}])
+
+
+def test_a_role_that_the_template_cannot_write_takes_its_sample_out() -> None:
+    batch = talked(Roles)
+    errors = batch.samples.extras["environment_error"]
+    failed = [i for i, error in enumerate(errors) if error is not None]
+    assert {errors[i] for i in failed} == {
+        "gave a message that the model's chat template cannot write, with the role 'tool': "
+        "unknown role tool: expected system, user or assistant"
+    }
+    assert failed == [i for i in range(4) if batch.samples.extras["cut"][i] is None]
+    assert batch.signals.metrics["turns/failed"] == len(failed) / 12
+    assert batch.samples.extras["turns"][failed[0]] == 2
+    assert batch.samples.extras["environment_reward"][failed[0]] is None
+    with pytest.raises(UserError, match=r"above the limit .* cannot write, with the role 'tool'"):
+        ApplyReward(environment_reward, missing_limit=0.01)(batch)
 
 
 @pytest.mark.slow

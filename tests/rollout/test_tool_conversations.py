@@ -11,7 +11,7 @@ from vigneron.config import ToolsEnvironmentConfig
 from vigneron.environments.build import build_environments
 from vigneron.errors import UserError
 from vigneron.policy.chat import turn_end_ids
-from vigneron.rollout.conversations import Conversations, transcript_metrics
+from vigneron.rollout.conversations import Conversations, turn_sums
 from vigneron.rollout.engine.request import Turn
 
 
@@ -80,8 +80,8 @@ def test_a_call_is_answered_in_the_templates_format(name: str, tool: str) -> Non
     assert roles == ["assistant", "tool", "assistant"]
     assert talk.messages[0]["tool_calls"][0]["function"] == {"name": tool, "arguments": {"a": 1, "b": 2}}
     assert talk.error is None
-    assert transcript_metrics([talk])["turns/tool_calls"] == 1
-    assert transcript_metrics([talk])["turns/tool_errors"] == 0
+    assert turn_sums([talk]).metrics()["turns/tool_calls"] == 1
+    assert turn_sums([talk]).metrics()["turns/tool_errors"] == 0
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -98,6 +98,51 @@ def test_a_bad_call_comes_back_as_a_message(name: str) -> None:
         (reply,) = talks.take([0])
         assert "error: " in tokenizer.decode(list(reply))
         assert talks.transcripts[0].logs == [{"tool_calls": 1, "tool_errors": 1}]
+
+
+THOUGHT = "I may call <tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
+THOUGHT += "</function>\n</tool_call>"
+R1 = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1, "b": 2}\n```'
+R1 += "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+
+
+def calls_of_turns(name: str, prompt: Any, *turns: str) -> list[int]:
+    """The calls that each turn makes, of a model with this template."""
+    tokenizer = real_templates.smollm2()
+    policy = real_templates.policy_of(tokenizer, real_templates.template(name))
+    policy.eos_ids = frozenset(turn_end_ids(tokenizer)[-1:])
+    environments = build_environments(options(f"{__name__}:add"), tokenizer)
+    assert environments is not None
+    talks, start = Conversations(environments, policy, [environments.prepared({"prompt": prompt})], [4000], [7]), 0
+    for text in turns:
+        ids = (*tokenizer(text, add_special_tokens=False)["input_ids"], *policy.eos_ids)
+        talks.ask([Turn(0, start, ids, True)])
+        start += len(ids) + len(talks.take([0])[0])
+    assert [talk.error for talk in talks.transcripts] == [None]
+    return [log["tool_calls"] for log in talks.transcripts[0].logs]
+
+
+def test_calls_within_reasoning_that_the_prompt_opens_are_not_made() -> None:
+    """Qwen3.5's generation prompt ends with `<think>`, before the first turn and after a result."""
+    call = f"So:\n</think>\n\n{THOUGHT}"
+    assert calls_of_turns("qwen3_5_think", "1 + 2?", THOUGHT) == [0]
+    assert calls_of_turns("qwen3_5_think", "1 + 2?", f"{THOUGHT}\n</think>\n\nIt is 3.") == [0]
+    assert calls_of_turns("qwen3_5_think", "1 + 2?", call, THOUGHT) == [1, 0]
+    assert calls_of_turns("qwen3_5_think", "1 + 2?", call, call, "So:\n</think>\n\nIt is 3.") == [1, 1, 0]
+
+
+def test_reasoning_that_the_prompt_closes_is_over() -> None:
+    assert calls_of_turns("qwen3_5_nothink", "1 + 2?", THOUGHT, "It is 3.") == [1, 0]
+    assert calls_of_turns("qwen3_5_nothink", "1 + 2?", f"<think>{THOUGHT}") == [0]
+    asked = {"role": "user", "content": "1 + 2?"}
+    for beginning, calls in (("Well", [0]), ("Easy.\n</think>\n\n", [1])):
+        begun = [asked, {"role": "assistant", "content": beginning}]
+        assert calls_of_turns("qwen3_5_think", begun, THOUGHT) == calls
+
+
+def test_a_template_may_open_reasoning_after_a_question_and_not_after_a_result() -> None:
+    assert calls_of_turns("deepseek_r1_distill", "1 + 2?", R1) == [0]
+    assert calls_of_turns("deepseek_r1_distill", "1 + 2?", f"So:\n</think>\n\n{R1}", R1, "3.") == [1, 1, 0]
 
 
 def test_a_template_without_calls_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Games of several roles: each sees its own side, the policy's roles are trained, and each is compared with itself."""
 
+import re
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -258,6 +259,40 @@ def test_a_game_that_fails_takes_its_episode_out(monkeypatch: pytest.MonkeyPatch
         with batch_error as caught:
             played(**{"class": f"{__name__}:Broken"})
         assert message in str(caught.value)
+
+
+class Roles(Letters):
+    """Tells one role something in a role that the template refuses, in the first row's episodes."""
+
+    def __init__(self, row: dict[str, Any], seed: int, listener: str) -> None:
+        super().__init__(row, seed)
+        self.listener = listener
+
+    def play(self, turns: dict[str, str]) -> Round:
+        done = super().play(turns)
+        told = done.messages.get(self.listener)
+        if self.topic != "one" or told is None:
+            return done
+        return replace(done, messages={self.listener: [{**message, "role": "tool"} for message in told]})
+
+
+@pytest.mark.parametrize(
+    ("listener", "why"),
+    [
+        ("ann", "gave a message that the model's chat template cannot write, with the role 'tool': unknown role tool"),
+        (
+            "bob",
+            "opened 'bob' with messages that cannot be written, with the roles 'tool', 'user': .*unknown role tool",
+        ),
+    ],
+)
+def test_a_role_that_the_template_cannot_write_takes_its_episode_out(listener: str, why: str) -> None:
+    batch = played(**{"class": f"{__name__}:Roles", "options": {"listener": listener}})
+    errors = zip(batch.samples.columns["topic"], batch.samples.extras["environment_error"], strict=True)
+    of_topic = dict(errors)
+    assert re.match(why, of_topic.pop("one"))
+    assert of_topic == {"two words": None}
+    assert batch.signals.metrics["turns/failed"] == 0.5
 
 
 class Silent(Broken):

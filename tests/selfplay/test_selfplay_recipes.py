@@ -18,8 +18,6 @@ from vigneron.errors import UserError
 from vigneron.policy.bundled import bundled_model_folder
 from vigneron.policy.reply_tokens import reply_ids
 from vigneron.recipe import load_config
-from vigneron.run_data.load import load_data
-from vigneron.training.probe import probe
 
 RECIPES = {
     "sft-debate": ("a", "b"),
@@ -107,10 +105,23 @@ def test_what_needs_one_sample_for_each_row_is_refused(keys: Any, message: str) 
         load_config("self-play-nim", keys=keys)
 
 
-def test_samples_of_games_are_neither_probed_nor_recorded(folder: Path, tmp_path: Path) -> None:
-    config = load_config("self-play-nim", keys={"model": {"name": str(folder)}})
-    with pytest.raises(UserError, match="--probe: a game has samples of several roles"):
-        probe(config, load_data(config), 8)
+@pytest.mark.slow
+def test_a_game_is_probed_by_role(folder: Path) -> None:
+    done = vigneron("validate", "self-play-nim", f"model.name={folder}", "max_new_tokens=4", "--probe", "--samples", 16)
+    assert done.code == 0, done.err
+    assert re.search(r"^probe: 16 games of the untrained model \(\d+ rows × \d+\)$", done.out, re.MULTILINE)
+    assert re.search(r"^  first: 16 samples\n    mean reward +[-\d]", done.out, re.MULTILINE)
+    assert re.search(r"^  second: (\d+|no) samples", done.out, re.MULTILINE)
+
+
+def test_requests_of_a_probe_to_players_are_said_first(folder: Path) -> None:
+    player = 'environment.players={second: {kind: endpoint, model: big, url: "http://127.0.0.1:1/v1"}}'
+    done = vigneron("validate", "self-play-nim", f"model.name={folder}", player, "--probe")
+    assert done.code == 2
+    assert "--probe sends requests to the player 'big', which may cost money" in done.err
+
+
+def test_samples_of_games_are_not_recorded(folder: Path, tmp_path: Path) -> None:
     recorded = vigneron("sample", "self-play-nim", f"model.name={folder}", "--out", tmp_path / "samples.jsonl")
     assert recorded.code == 2
     assert "recorded samples are single answers" in recorded.err

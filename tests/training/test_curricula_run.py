@@ -351,7 +351,7 @@ def test_pass_at_k_of_a_run(tmp_path: Path, tiny_folder: Path, trained_once: Tra
     for ks, samples, line in (([7], 6, "k is 7: it lies between 1 and the 6 samples"), ([], 6, "at least one k")):
         with pytest.raises(UserError, match=line):
             run.pass_at_k(ks, samples=samples, rows=rows)
-    with pytest.raises(UserError, match="no prompt has a verdict for all of its samples"):
+    with pytest.raises(UserError, match="no prompt has a verdict for at least 1 of its samples"):
         run.pass_at_k([1], samples=2, rows=rows[2:])
     with pytest.raises(UserError, match="no rows to evaluate on"):
         run.pass_at_k([1], samples=2, rows=[])

@@ -48,7 +48,8 @@ def validate(
         bool, typer.Option("--probe", help="Sample the untrained model: share of hits, spread, what would help.")
     ] = False,
     samples: Annotated[
-        int | None, typer.Option(min=1, max=2000, help="Samples of --probe; 256 by default, if no API is asked.")
+        int | None,
+        typer.Option(min=1, max=2000, help="Samples, or games, of --probe; 256 by default, if no API is asked."),
     ] = None,
 ) -> None:
     """Check a recipe and its data without loading a model; say how much GPU memory it takes."""

@@ -32,16 +32,25 @@ def chosen_k(text: str | None, samples: int | None) -> list[int]:
 
 def pass_table(measured: Sequence["PassAtK"]) -> Table:
     first = measured[0]
-    left_out = f"; {first.left_out} prompts without a verdict are left out" if first.left_out else ""
+    prompts = first.prompts + first.left_out
+    notes = [f"{prompts} prompts, {first.samples} samples each", "interval: bootstrap over prompts"]
+    if first.missing:
+        notes.append(f"{first.missing} samples have no verdict and are ignored")
+    notes += [
+        f"pass@{one.k} leaves out {one.left_out} prompts with fewer than {one.k} verdicts"
+        for one in measured
+        if one.left_out
+    ]
     table = Table(
         box=None,
         padding=(0, 2),
         header_style="dim",
-        caption=f"{first.prompts} prompts, {first.samples} samples each; interval: bootstrap over prompts{left_out}",
+        caption="; ".join(notes),
         caption_justify="left",
     )
     for heading in ("", "mean", "95 % interval"):
         table.add_column(heading)
     for one in measured:
-        table.add_row(f"pass@{one.k}", f"{one.value:.4f}", f"{one.low:.4f} – {one.high:.4f}")
+        interval = f"{one.low:.4f} – {one.high:.4f}" if one.prompts else ""
+        table.add_row(f"pass@{one.k}", f"{one.value:.4f}" if one.prompts else "none", interval)
     return table

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from vigneron.config import Config
 from vigneron.config.rewards import ProbabilityRewardConfig, SemanticRewardConfig
+from vigneron.errors import visible
+from vigneron.training.game_probe import GameProbe
 from vigneron.training.probe import Probe, Sampled
 
 ENOUGH_HITS = 1.0
@@ -68,6 +70,40 @@ def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     yield from (f"  suggests: {line}" for line in suggested or ["nothing to change"])
     if any(line.startswith("`") for line in suggested):
         yield "  change the recipe, or try a key here first, as in: --probe 'sampling.stop=[\"\\n\"]' group_size=8"
+
+
+def game_lines(found: GameProbe, config: Config) -> Iterator[str]:
+    """The same for a game: a table by role, and one line per suggestion."""
+    of = f"{found.rows} rows × {found.episodes / found.rows:g}"
+    yield f"probe: {found.episodes} games of the untrained model ({of})"
+    yield f"  failed {_percent(found.failed)}, ended by max_turns {_percent(found.endless)}"
+    for name, role in found.roles.items():
+        if role is None:
+            yield f"  {visible(name)}: no samples, it never had a turn"
+            continue
+        equal = "" if math.isnan(role.flat) else f"   all equal in {role.flat:.0%} of groups"
+        yield f"  {visible(name)}: {role.samples} samples"
+        yield f"    mean reward                   {_number(role.reward)}"
+        yield f"    spread of rewards in a group  {_number(role.spread)}{equal}"
+        yield f"    cut                           {_percent(role.cut)}"
+    suggested = [*_for_game(found, config)]
+    yield from (f"  suggests: {line}" for line in suggested or ["nothing to change"])
+
+
+def _for_game(found: GameProbe, config: Config) -> Iterator[str]:
+    for name, role in found.roles.items():
+        if role is not None and role.flat > FLAT:
+            yield (
+                "a higher `sampling.temperature`, a larger `group_size` or other rewards of the game: in "
+                f"{role.flat:.0%} of the groups of {visible(name)!r} all rewards are equal, and train nothing"
+            )
+        if role is not None and role.cut > CUT:
+            yield (
+                f"a larger `max_new_tokens` than {config.max_new_tokens}, or `sampling.stop` with a text that ends a "
+                f"turn: {role.cut:.0%} of the samples of {visible(name)!r} are cut"
+            )
+    if found.endless > CUT:
+        yield f"a larger `environment.max_turns`: it ends {found.endless:.0%} of the samples before the game does"
 
 
 def _hits(found: Sampled) -> str:

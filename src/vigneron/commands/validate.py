@@ -79,13 +79,21 @@ def validation_lines(config: Config, data: Data, name: str, probe_samples: int =
     check_compile(given)
     check_machine(config)
     if probe_samples:
-        from vigneron.commands.probe import probe_lines
-        from vigneron.training.probe import probe
+        yield from _probed(config, data, probe_samples)
 
-        notices: list[str] = []
-        measured = probe(config, data, probe_samples, notices.append)
-        yield from (f"note: {visible(text)}" for text in notices)
-        yield from probe_lines(measured, config)
+
+def _probed(config: Config, data: Data, samples: int) -> Iterator[str]:
+    from vigneron.commands.probe import game_lines, probe_lines
+    from vigneron.training.game_probe import probe_game
+    from vigneron.training.probe import probe
+
+    notices: list[str] = []
+    if isinstance(config.environment, GameConfig):
+        lines = game_lines(probe_game(config, data, samples, notices.append), config)
+    else:
+        lines = probe_lines(probe(config, data, samples, notices.append), config)
+    yield from (f"note: {visible(text)}" for text in notices)
+    yield from lines
 
 
 def _with_path(given: Config, config: Config) -> ModelConfig:

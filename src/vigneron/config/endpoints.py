@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from vigneron.config.environments import GameConfig
 from vigneron.config.rewards import RubricRewardConfig, SemanticRewardConfig, is_api_embedder
 from vigneron.config.top_level import TopLevel
 
@@ -10,6 +11,9 @@ def endpoints_of_samples(config: TopLevel) -> Iterator[str]:
     """Those that are asked to answer training prompts, or to score samples of them."""
     if config.parent is not None and config.parent.kind == "endpoint":
         yield f"the parent '{config.parent.model}'"
+    if isinstance(config.environment, GameConfig):
+        players = config.environment.players.values()
+        yield from (f"the player '{player.model}'" for player in players if player.kind == "endpoint")
     for part in config.reward.parts:
         if isinstance(part, SemanticRewardConfig):
             names = (part.embedder, part.guards.second_embedder)

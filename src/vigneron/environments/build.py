@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from vigneron.environments.game import game_class
 from vigneron.environments.reply import Environment
 from vigneron.environments.tools import MAX_CALLS, check_tools, tool_environment
 from vigneron.errors import UserError
+from vigneron.policy.chat import generation_prompts
 from vigneron.user_code import check_call, check_method, python_function
 
 
@@ -53,11 +54,12 @@ class Environments:
 def build_environments(config: EnvironmentOptions | None, tokenizer: Any) -> Environments | None:
     """None without one, and for games, which have a rollout of their own."""
     if isinstance(config, ToolsEnvironmentConfig):
-        return _of_tools(config, getattr(tokenizer, "chat_template", None))
+        return _of_tools(config, tokenizer)
     return _of_class(config) if isinstance(config, PythonEnvironmentConfig) else None
 
 
-def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
+def _of_tools(config: ToolsEnvironmentConfig, tokenizer: Any) -> Environments:
+    template = getattr(tokenizer, "chat_template", None)
     made = tool_environment(
         config.tools,
         template if isinstance(template, str) else None,
@@ -70,6 +72,7 @@ def _of_tools(config: ToolsEnvironmentConfig, template: Any) -> Environments:
     threads = any(not inspect.iscoroutinefunction(tool.function) for tool in made.tools.values())
     concurrency = {"concurrency": config.concurrency or (THREADS if threads else None)}
     tools = made.schemas if made.format.takes_tools else None
+    made = replace(made, generation_prompts=generation_prompts(tokenizer, tools))
     return Environments(
         "environment.tools",
         made,

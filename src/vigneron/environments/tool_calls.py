@@ -34,9 +34,12 @@ class CallFormat:
     end_tokens: tuple[str, ...] = ()
     """Tokens that end a turn with calls, where it is not the token that ends an answer."""
 
-    def parse(self, raw: str) -> ParsedTurn:
-        """Parse a turn, with its special tokens and without its end token. Raises `BadCall`."""
-        before, body = self._reasoning(raw)
+    def parse(self, raw: str, begun: str = "") -> ParsedTurn:
+        """Parse a turn, with its special tokens and without its end token. Raises `BadCall`.
+
+        `begun` is how the prompt begins the turn, which may open a block of reasoning.
+        """
+        before, body = self._reasoning(raw, begun)
         if body is None:
             return ParsedTurn(raw)
         turn = self.parser(body)
@@ -47,22 +50,25 @@ class CallFormat:
             raise BadCall("two calls have the same id")
         return replace(turn, text=before + turn.text) if before else turn
 
-    def _reasoning(self, raw: str) -> tuple[str, str | None]:
-        """The reasoning and what follows it; None if it has no end. The prompt may have opened it."""
+    def _reasoning(self, raw: str, begun: str) -> tuple[str, str | None]:
+        """The turn's reasoning and what follows it; None if it has no end."""
         if self.thinking is None:
             return "", raw
         opening, closing = self.thinking
-        reader = Reader(raw)
+        begun = begun[begun.rfind(opening) :] if opening in begun else ""
+        text = begun + raw
+        reader = Reader(text)
         reader.skip_space()
-        opened, end = reader.starts(opening), raw.find(closing)
+        opened, end = reader.starts(opening), text.find(closing)
         if end < 0:
             return "", None if opened else raw
         while end >= 0:  # there may be several blocks
             reader.at = behind = end + len(closing)
             reader.skip_space()
             if not reader.starts(opening):
-                return raw[:behind], raw[behind:]
-            end = raw.find(closing, behind)
+                in_raw = max(behind - len(begun), 0)
+                return raw[:in_raw], raw[in_raw:]
+            end = text.find(closing, behind)
         return "", None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from vigneron.data.prompts import as_messages
 from vigneron.environments.python_tool import CodeError, longest_s, python_tool, sandbox_threads
 from vigneron.environments.reply import Reply
 from vigneron.environments.tool_calls import BadCall, Call, CallFormat, call_format
@@ -18,7 +19,7 @@ from vigneron.environments.tool_objects import REWARD, made, reward_of, tool_met
 from vigneron.environments.tool_runs import ToolFailure, cut, one_line, run_tool
 from vigneron.environments.tool_schema import Schema, WrongArguments, checked_arguments, tool_schema
 from vigneron.errors import UserError, did_you_mean
-from vigneron.policy.message_forms import Message, copied
+from vigneron.policy.message_forms import Message, copied, message_text
 from vigneron.threads import CallThreads, TooManyHang
 from vigneron.user_code import python_function
 
@@ -66,13 +67,16 @@ class ToolEnvironment:
         tools: Mapping[str, Tool],
         format: CallFormat,
         max_result_chars: int = 4000,
+        generation_prompts: Mapping[str, str] | None = None,
     ) -> None:
         self._tools, self._format, self._max_result_chars = tools, format, max_result_chars
+        self._generation_prompts = generation_prompts or {}
         self._row, self._seed = row, seed
         self._owners = dict.fromkeys(tool.owner for tool in tools.values() if tool.owner is not None)
         self._objects: dict[type, Any] = {}
         self._limit_s = max(tool.limit_s for tool in tools.values())
         self._calls = 0
+        self._begun = _begun_answer(as_messages(row["prompt"]), self._generation_prompts)
         if any(hasattr(owner, REWARD) for owner in self._owners):
             self.cut = self._scored
 
@@ -80,7 +84,7 @@ class ToolEnvironment:
         """The assistant's message of a sampled turn: `raw` is its text with special tokens and without its end token,
         `text` the same without special tokens."""
         try:
-            turn = self._format.parse(raw)
+            turn = self._format.parse(raw, self._begun)
         except BadCall as error:
             return {"role": "assistant", "content": text, TOOL_ERROR: str(error)}
         message: dict[str, Any] = {"role": "assistant", "content": text if turn.text == raw else turn.text}
@@ -103,7 +107,12 @@ class ToolEnvironment:
         return {"type": "function", "id": identity, "function": {"name": call.name, "arguments": arguments}}
 
     async def reply(self, messages: list[Message]) -> Reply:
-        last = messages[-1]
+        reply = await self._reply(messages[-1])
+        if not reply.done:
+            self._begun = _begun_answer(as_messages(reply.messages), self._generation_prompts)
+        return reply
+
+    async def _reply(self, last: Message) -> Reply:
         if TOOL_ERROR in last:
             fault: dict[str, Any] = {"role": self._format.error_role, "content": f"error: {last[TOOL_ERROR]}"}
             if self._format.error_role == "tool":
@@ -178,6 +187,14 @@ class ToolEnvironment:
             return f"error: {kind}: {text}" if text != kind else f"error: {kind}", True
 
 
+def _begun_answer(messages: Sequence[Message], generation_prompts: Mapping[str, str]) -> str:
+    """How the prompt begins the answer to these messages: a last message of the assistant is continued."""
+    *before, last = messages
+    if last["role"] == "assistant" and not last.get("tool_calls") and before:
+        return _begun_answer(before, generation_prompts) + message_text(last)
+    return generation_prompts.get(last["role"], "")
+
+
 @dataclass(frozen=True)
 class ToolEnvironments:
     """Makes the environment of each sample: call it with (row, seed)."""
@@ -185,6 +202,8 @@ class ToolEnvironments:
     tools: Mapping[str, Tool]
     format: CallFormat
     max_result_chars: int = 4000
+    generation_prompts: Mapping[str, str] = field(default_factory=dict)
+    """What the chat template writes before an answer to a message of each role (`policy.chat.generation_prompts`)."""
 
     @property
     def schemas(self) -> list[Schema]:
@@ -198,7 +217,14 @@ class ToolEnvironments:
         return ["the model's chat template does not show the tools to the model: describe them in the prompt"]
 
     def __call__(self, row: Mapping[str, Any], seed: int) -> ToolEnvironment:
-        return ToolEnvironment(row, seed, tools=self.tools, format=self.format, max_result_chars=self.max_result_chars)
+        return ToolEnvironment(
+            row,
+            seed,
+            tools=self.tools,
+            format=self.format,
+            max_result_chars=self.max_result_chars,
+            generation_prompts=self.generation_prompts,
+        )
 
 
 def tool_environment(

@@ -25,12 +25,13 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vigneron.data.prompts import Row
 from vigneron.environments.reply import Reply
-from vigneron.environments.tool_calls import FORMATS, BadCall, Call, CallFormat
+from vigneron.environments.tool_calls import FORMATS, THINKING, BadCall, Call, CallFormat
 from vigneron.environments.tool_schema import WrongArguments, checked_arguments
 from vigneron.environments.verifiers_package import client_class, failures, load, tool_schema_of
 from vigneron.errors import UserError, did_you_mean
@@ -177,7 +178,8 @@ def _format(environment: Any, name: str | None) -> CallFormat | None:
         raise UserError(f"environment.options.calls {should}: {_name(environment)} has {tools}")
     if name is not None and name not in formats:
         raise UserError(f"environment.options.calls: unknown format '{name}'{did_you_mean(name, formats)}")
-    return None if name is None else formats[name]
+    # The template is unknown here; <think> is what most models write.
+    return None if name is None else replace(formats[name], thinking=THINKING[0])
 
 
 def _role_and_text(message: Any) -> tuple[str, str]:

@@ -7,6 +7,7 @@ like a delimiter, such as `<|im_start|>` in a user's question, is ordinary text 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from vigneron.errors import UserError, first_line
 from vigneron.files import parse_json
 from vigneron.policy.assistant_spans import (
+    SENTINELS,
     AssistantSpans,
     HistoryDiffers,
     after_answer,
@@ -102,6 +104,14 @@ def set_template_defaults(tokenizer: Any, given: Mapping[str, Any]) -> None:
     tokenizer.chat_template = "".join(defaults) + "\n" + template
 
 
+class UnwritableReply(UserError):
+    """A reply that the chat template refuses; the text says why, and follows "the environment" or "it"."""
+
+    def __init__(self, roles: Iterable[str], why: str) -> None:
+        named = ", ".join(map(repr, sorted(roles)))
+        super().__init__(f"gave a message that the model's chat template cannot write, with the role {named}: {why}")
+
+
 @dataclass(frozen=True)
 class Conversation:
     """Messages in which text that looks like a delimiter is replaced by marks until it is tokenized."""
@@ -165,8 +175,8 @@ class Conversation:
                 self.tokenizer, messages, turn, *_delimiters(self.tokenizer), self.tools, closing
             )
         except TemplateError as error:
-            roles = ", ".join(sorted({str(message.get("role")) for message in messages[turn + 1 :]}))
-            raise UserError(f"the model's chat template cannot write a reply ({roles}): {first_line(error)}") from error
+            roles = {str(message.get("role")) for message in messages[turn + 1 :]}
+            raise UnwritableReply(roles, first_line(error)) from error
         except HistoryDiffers:
             raise UserError(
                 "the model's chat template leaves an earlier answer out: set `model.chat: minted`"
@@ -264,6 +274,25 @@ def turn_end_ids(tokenizer: Any) -> list[int]:
         return []
     ending = turn_format(tokenizer, *_delimiters(tokenizer)).ending
     return list(_ending_ids(tokenizer, len(tokenizer), ending)) if ending else []
+
+
+def generation_prompts(tokenizer: Any, tools: Any = None) -> dict[str, str]:
+    """What the template writes between a message and the next answer, for a user's message and for a tool's result.
+    Empty where it refuses the conversation."""
+    mark = SENTINELS[0]
+    asked: list[Message] = [{"role": "user", "content": mark}]
+    call = {"type": "function", "id": "call00001", "function": {"name": "tool", "arguments": {}}}
+    result = {"role": "tool", "name": "tool", "tool_call_id": "call00001", "content": mark}
+    called: list[Message] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        result,
+    ]
+    prompts = {}
+    for role, messages in (("user", asked), ("tool", called)):
+        with suppress(UserError):
+            prompts[role] = Conversation.of(tokenizer, messages, tools).before(len(messages)).rpartition(mark)[2]
+    return prompts
 
 
 @lru_cache(maxsize=16)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from vigneron.policy.chat import Conversation, turn_end_ids
+from vigneron.policy.chat import Conversation, UnwritableReply, turn_end_ids
 from vigneron.policy.message_forms import Message, call_names
 
 MARKS = tuple(map(chr, range(0x100010, 0x100030)))
@@ -24,7 +24,10 @@ def reply_ids(
 
     `last` is the answer's last token: if it is not the one that ends turns, or calls, that of turns is added.
     """
-    return replies_ids(tokenizer, [Answered(messages, reply, last)], tools)[0]
+    (ids,) = replies_ids(tokenizer, [Answered(messages, reply, last)], tools)
+    if isinstance(ids, UnwritableReply):
+        raise ids
+    return ids
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,15 @@ class Answered:
     last: int
 
 
-def replies_ids(tokenizer: Any, answered: Sequence[Answered], tools: Any = None) -> list[tuple[int, ...]]:
-    """`reply_ids` of several; texts that occur more than once are tokenized once."""
+def replies_ids(
+    tokenizer: Any, answered: Sequence[Answered], tools: Any = None
+) -> list[tuple[int, ...] | UnwritableReply]:
+    """`reply_ids` of several, or why one cannot be written; texts that occur more than once are tokenized once."""
     end, tools_json = turn_end_ids(tokenizer), json.dumps(tools, default=str)
     ids: list[Sequence[int]] = [()] * len(answered)
     closed = [False] * len(answered)
     plain: dict[str, list[int]] = {}
+    unwritable: dict[int, UnwritableReply] = {}
     for i, each in enumerate(answered):
         closing = _special(tokenizer, len(tokenizer), each.last)
         shape = _shape(each.messages[-1], each.reply)
@@ -51,7 +57,11 @@ def replies_ids(tokenizer: Any, answered: Sequence[Answered], tools: Any = None)
             text, closed[i] = frame.filled([around.text(n) for n in range(len(each.reply))]), frame.closed
         else:
             around = Conversation.of(tokenizer, [*each.messages, *each.reply], tools)
-            text, closed[i] = around.after(len(each.messages) - 1, closing)
+            try:
+                text, closed[i] = around.after(len(each.messages) - 1, closing)
+            except UnwritableReply as error:
+                unwritable[i] = error
+                continue
         if around.mark:
             ids[i] = around.ids(text)
         else:
@@ -61,7 +71,7 @@ def replies_ids(tokenizer: Any, answered: Sequence[Answered], tools: Any = None)
         for i in places:
             ids[i] = of_text
     missing = [end if end and e.last not in end and not c else [] for e, c in zip(answered, closed, strict=True)]
-    return [(*before, *of_reply) for before, of_reply in zip(missing, ids, strict=True)]
+    return [unwritable.get(i, (*missing[i], *of_reply)) for i, of_reply in enumerate(ids)]
 
 
 @lru_cache(maxsize=1024)
@@ -107,8 +117,8 @@ def _calls(answer: Message) -> list[tuple[Any, str]]:
 
 @lru_cache(maxsize=256)
 def _frame(tokenizer: Any, template: str, calls: str, others: str, tools: str, closing: str) -> _Frame | None:
-    """Found by rendering replies at two places of a conversation. None if they differ there, or if the template changes
-    texts by more than the space around them: then each reply is rendered."""
+    """Found by rendering replies at two places of a conversation. None if they differ there, if the template refuses
+    them, or if it changes texts by more than the space around them: then each reply is rendered."""
     answer: dict[str, Any] = {"role": "assistant", "content": "two"}
     if given := json.loads(calls):
         made = [{"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": {}}} for c in given]
@@ -120,10 +130,13 @@ def _frame(tokenizer: Any, template: str, calls: str, others: str, tools: str, c
     reply = [{**kind, "content": probe} for kind, probe in zip(kinds, probes, strict=True)]
     first = [{"role": "user", "content": "one"}, answer]
     second = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, *first]
-    (text, closed), other = (
-        Conversation.of(tokenizer, [*before, *reply], json.loads(tools)).after(len(before) - 1, closing)
-        for before in (first, second)
-    )
+    try:
+        (text, closed), other = (
+            Conversation.of(tokenizer, [*before, *reply], json.loads(tools)).after(len(before) - 1, closing)
+            for before in (first, second)
+        )
+    except UnwritableReply:
+        return None
     for written, write in WRITTEN.items():
         texts = [write(probe) for probe in probes]
         if (text, closed) == other and all(text.count(each) == 1 for each in texts):

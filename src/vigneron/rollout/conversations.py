@@ -26,6 +26,7 @@ from vigneron.policy.model import Policy
 from vigneron.rollout.engine.request import Completions, Turn
 from vigneron.rollout.engine.sample import rank_share, sample, sample_on_all_ranks, sampled_share
 from vigneron.rollout.reply_draft import Draft, drafts_ids
+from vigneron.turn_sums import TURN_REWARD, TurnSums
 
 ERROR = "environment_error"
 """The extra with what went wrong in a sample's environment: it has no reward then."""
@@ -169,7 +170,9 @@ class Conversations:
         self._calls.settle([call for _, call in (self._pending[s] for s in samples) if call is not None])
         drafts = {sample: draft for sample in samples if (draft := self._next(sample)) is not None}
         most = self._options.max_reply_tokens
-        ids = drafts_ids(self._tokenizer, drafts, self._conversation, most, self._environments.tools)
+        ids, unwritable = drafts_ids(self._tokenizer, drafts, self._conversation, most, self._environments.tools)
+        for number, why in unwritable.items():  # the environment's fault: it takes its sample out
+            self.transcripts[number].error = why
         for number, of_reply in ids.items():
             if drafts[number].is_cut:
                 self.transcripts[number].logs[-1]["shortened"] = True
@@ -289,18 +292,27 @@ def _with_rewards(transcript: Transcript) -> list[Message]:
     return shown
 
 
-def transcript_metrics(transcripts: Sequence[Transcript]) -> dict[str, float]:
+def turn_sums(transcripts: Sequence[Transcript]) -> TurnSums:
+    """What the metrics `turns/…` are made of."""
     count = len(transcripts)
-    metrics = {
-        "turns/mean": sum(len(transcript.spans) for transcript in transcripts) / count,
-        "turns/cut": sum(transcript.cut == "turns" for transcript in transcripts) / count,
-        "turns/failed": sum(transcript.error is not None for transcript in transcripts) / count,
+    sums: dict[str, float] = {
+        "turns/mean": sum(len(transcript.spans) for transcript in transcripts),
+        "turns/cut": sum(transcript.cut == "turns" for transcript in transcripts),
+        "turns/failed": sum(transcript.error is not None for transcript in transcripts),
     }
-    rewarded = any(reward is not None for transcript in transcripts for reward in transcript.rewards)
-    for turn in range(max(len(transcript.rewards) for transcript in transcripts) if rewarded else 0):
-        earned = [transcript.earned[turn] for transcript in transcripts if len(transcript.rewards) > turn]
-        metrics[f"turns/reward/{turn + 1}"] = sum(earned) / len(earned)
-    return _logged([transcript.logs for transcript in transcripts if transcript.error is None]) | metrics
+    counts = dict.fromkeys(sums, count)
+    for transcript in transcripts:
+        for turn, earned in enumerate(transcript.earned, start=1):
+            name = f"{TURN_REWARD}{turn}"
+            sums[name], counts[name] = sums.get(name, 0.0) + earned, counts.get(name, 0) + 1
+    complete = [transcript.logs for transcript in transcripts if transcript.error is None]
+    return TurnSums(
+        sums,
+        counts,
+        sum(reward is not None for transcript in transcripts for reward in transcript.rewards),
+        len(complete),
+        *_logged(complete),
+    )
 
 
 def add_log(log: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -315,9 +327,8 @@ def add_log(log: dict[str, Any], more: Mapping[str, Any]) -> None:
             log[name] = value
 
 
-def _logged(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, float]:
-    """`turns/NAME`: the sum of a number over a conversation, on average. None says that a conversation has no such
-    number; a name that it does not log is 0 there."""
+def _logged(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[dict[str, float], dict[str, int]]:
+    """The sum of each number over all conversations that have it, and how many say by None that they have none."""
     totals: dict[str, float] = {}
     missing: Counter[str] = Counter()
     for logs in conversations:
@@ -326,4 +337,4 @@ def _logged(conversations: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, f
         for name, value in (item for log in logs for item in log.items()):
             if isinstance(value, int | float) and abs(value) < LARGEST and name not in without:
                 totals[name] = totals.get(name, 0.0) + value
-    return {f"turns/{name}": total / (len(conversations) - missing[name]) for name, total in totals.items()}
+    return totals, dict(missing)

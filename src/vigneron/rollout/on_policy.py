@@ -13,7 +13,7 @@ from vigneron.data.prompts import Row, columns_of, row_prompts_token_ids, texts_
 from vigneron.environments.build import Environments, build_environments
 from vigneron.policy.chat import stop_at_turn_end
 from vigneron.policy.model import Policy
-from vigneron.rollout.conversations import Transcript, converse, transcript_extras, transcript_metrics
+from vigneron.rollout.conversations import Transcript, converse, transcript_extras, turn_sums
 from vigneron.rollout.engine.request import Completions
 from vigneron.rollout.engine.sample import check_lengths, sample, sample_on_all_ranks
 from vigneron.timing import phase
@@ -134,7 +134,7 @@ class OnPolicy:
                 extras=samples.extras | transcript_extras(transcripts),
             )
             .with_signals(excluded_B=truncated_B if self.mask_truncated else None)
-            .with_metrics(transcript_metrics(transcripts))
+            .with_turns(turn_sums(transcripts))
         )
 
 

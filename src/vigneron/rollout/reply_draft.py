@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from vigneron.environments.reply import Reply
 from vigneron.errors import UserError
+from vigneron.policy.chat import UnwritableReply
 from vigneron.policy.message_forms import Message
 from vigneron.policy.reply_tokens import Answered, replies_ids
 
@@ -64,13 +65,19 @@ def drafts_ids(
     conversation: Callable[[K], Sequence[Message]],
     most: int,
     tools: Any = None,
-) -> dict[K, tuple[int, ...]]:
-    """The tokens of each draft behind its conversation, its longest texts cut if they are more than `most`. One of many
-    messages, as of a turn with many calls, may still have more."""
+) -> tuple[dict[K, tuple[int, ...]], dict[K, str]]:
+    """The tokens of each draft behind its conversation, its longest texts cut if they are more than `most`; and why
+    others cannot be written. One of many messages, as of a turn with many calls, may still have more."""
     ids: dict[K, tuple[int, ...]] = {}
+    unwritable: dict[K, str] = {}
     left = list(drafts)
     while left:
         answered = [Answered(conversation(key), drafts[key].messages(), drafts[key].last) for key in left]
-        ids |= zip(left, replies_ids(tokenizer, answered, tools), strict=True)
-        left = [key for key in left if len(ids[key]) > most and drafts[key].shorten(len(ids[key]), most)]
-    return ids
+        for key, written in zip(left, replies_ids(tokenizer, answered, tools), strict=True):
+            if isinstance(written, UnwritableReply):
+                unwritable[key] = str(written)
+            else:
+                ids[key] = written
+        long = [key for key in left if key in ids and len(ids[key]) > most]
+        left = [key for key in long if drafts[key].shorten(len(ids[key]), most)]
+    return ids, unwritable

@@ -4,7 +4,7 @@ All episodes go on together, round by round. Samples of one role and row are a g
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from vigneron.environments.reply import BadReply
 from vigneron.errors import UserError
 from vigneron.policy.message_forms import copied
 from vigneron.rollout.build import RolloutParts
-from vigneron.rollout.conversations import LARGEST_SEED, SEED_TURN, transcript_extras, transcript_metrics
+from vigneron.rollout.conversations import LARGEST_SEED, SEED_TURN, transcript_extras, turn_sums
 from vigneron.rollout.on_policy import OnPolicy
 from vigneron.selfplay.players import PLAYERS, HowToSample, build_player, policy_player
 from vigneron.selfplay.seat import Seat
@@ -107,13 +107,16 @@ class Games:
             extras=transcript_extras(transcripts)
             | {ROLE: tuple(seat.role for seat in seats), OPENING: tuple(seat.prompt for seat in seats)},
         )
-        metrics = transcript_metrics(transcripts) | {"turns/failed": len(episodes.failures()) / len(episodes.rows)}
+        sums = {"turns/failed": float(len(episodes.failures()))}
+        counts = {"turns/failed": len(episodes.rows)}
         for role in trained:
             earned = [sum(s.transcript.earned) for s in seats if s.role == role and s.transcript.error is None]
             if earned:
-                metrics[f"roles/{role}/reward"] = sum(earned) / len(earned)
-        signals = Signals(excluded_B=truncated_B if self.on_policy.mask_truncated else None, metrics=metrics)
-        return Batch(samples, signals, policy.packing())
+                sums[f"roles/{role}/reward"], counts[f"roles/{role}/reward"] = sum(earned), len(earned)
+        turns = turn_sums(transcripts)
+        turns = replace(turns, sums={**turns.sums, **sums}, counts={**turns.counts, **counts})
+        signals = Signals(excluded_B=truncated_B if self.on_policy.mask_truncated else None)
+        return Batch(samples, signals, policy.packing()).with_turns(turns)
 
     def _count(self, unplayed: Mapping[int, str | None], of: int, *, none_played: bool) -> None:
         counts, name = self.counts, f"environment '{self.options.class_}'"

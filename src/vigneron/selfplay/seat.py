@@ -6,6 +6,7 @@ from typing import Any
 
 from vigneron.data.prompts import Row, prompts_token_ids
 from vigneron.environments.reply import Reply
+from vigneron.errors import UserError
 from vigneron.policy.message_forms import Message
 from vigneron.rollout.conversations import Transcript, add_log
 from vigneron.rollout.reply_draft import Draft, drafts_ids
@@ -87,16 +88,34 @@ def read_unread(tokenizer: Any, seats: Sequence[Seat], max_reply_tokens: int) ->
     for seat in opening:
         seat.begin()
     if opening:
-        rows = [{**seat.row, "prompt": seat.prompt} for seat in opening]
-        for seat, ids in zip(
-            opening, prompts_token_ids(tokenizer, [s.prompt for s in opening], rows=rows), strict=True
-        ):
-            seat.prompt_ids = ids
+        _write_openings(tokenizer, opening)
     replies = {
         at: Draft.of(Reply(seat.unread), seat.completion_ids[-1], max_reply_tokens)
         for at, seat in enumerate(others)
         if seat.unread
     }
-    written = drafts_ids(tokenizer, replies, lambda at: others[at].conversation, max_reply_tokens)
-    for at, draft in replies.items():
-        others[at].take_reply(draft, written[at], max_reply_tokens)
+    ids, unwritable = drafts_ids(tokenizer, replies, lambda at: others[at].conversation, max_reply_tokens)
+    for at, of_reply in ids.items():
+        others[at].take_reply(replies[at], of_reply, max_reply_tokens)
+    for at, why in unwritable.items():  # the game's fault: it takes its episode out
+        others[at].transcript.error = why
+
+
+def _write_openings(tokenizer: Any, seats: Sequence[Seat]) -> None:
+    """The tokens of each prompt. One that cannot be written takes its episode out."""
+    rows = [{**seat.row, "prompt": seat.prompt} for seat in seats]
+    try:
+        written = prompts_token_ids(tokenizer, [seat.prompt for seat in seats], rows=rows)
+    except UserError as error:
+        if len(seats) > 1:  # which of them it is
+            for seat in seats:
+                _write_openings(tokenizer, [seat])
+            return
+        (seat,) = seats
+        roles = ", ".join(sorted({repr(message["role"]) for message in seat.prompt}))
+        seat.transcript.error = (
+            f"opened {seat.role!r} with messages that cannot be written, with the roles {roles}: {error}"
+        )
+        return
+    for seat, ids in zip(seats, written, strict=True):
+        seat.prompt_ids = ids

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from vigneron.batch import Batch, averaged, concatenate
+from vigneron.batch import Batch, concatenate, merged_metrics
 from vigneron.core.advantages import group_sizes, without_variance
 from vigneron.data.curriculum import Curriculum
 from vigneron.data.prompts import Row
@@ -96,8 +96,7 @@ class DynamicSampling:
             batch = concatenate([batch.rows(useful), more]) if useful else more
             replaced += count
             drawn.append(more)
-        metrics = averaged([each.signals.metrics for each in drawn], [len(each) for each in drawn])
-        return batch.with_metrics({**metrics, "groups_replaced": replaced})
+        return batch.with_signals(**merged_metrics(drawn)).with_metrics({"groups_replaced": replaced})
 
 
 def trains_nothing(batch: Batch) -> Tensor:

@@ -1,5 +1,6 @@
 """pass@k of a run's model: sampled completions of held-out prompts, checked."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,11 @@ class PassAtK:
     samples: int
     """Of each prompt."""
     prompts: int
-    """Those of which every sample has a verdict."""
+    """Those of which at least k samples have a verdict. Without any, the mean and its bounds are NaN."""
     left_out: int
-    """Prompts with a missing verdict."""
+    """The other prompts."""
+    missing: int
+    """Samples without a verdict, of all prompts."""
 
 
 def measure_pass_at_k(
@@ -48,20 +51,29 @@ def measure_pass_at_k(
     by_prompt: dict[int, list[bool | None]] = {}
     for group, verdict in zip(batch.samples.group_B.tolist(), batch.signals.correct or (), strict=True):
         by_prompt.setdefault(group, []).append(verdict)
-    counts = [sum(map(bool, verdicts)) for verdicts in by_prompt.values() if None not in verdicts]
-    if not counts:
+    done = [estimate(list(by_prompt.values()), k, samples, seed) for k in ks]
+    if not any(of_k.prompts for of_k in done):
+        none = f"pass@k: no prompt has a verdict for at least {min(ks)} of its samples"
         if failed := conversation_warnings(batch, config).get("environment"):
-            raise UserError(f"pass@k: no prompt has a verdict for all of its samples: {failed}")
+            raise UserError(f"{none}: {failed}")
         why = f"needs the column `{NEEDS[name]}`" if name in NEEDS else "returned None"
-        raise UserError(f"pass@k: no prompt has a verdict for all of its samples: the checker '{name}' {why}")
-    correct_P = torch.tensor(counts)
-    done = []
-    for k in ks:
-        values_P = pass_at_k(correct_P, samples=samples, k=k)
-        low, high = bootstrap_interval(values_P, seed=seed)
-        mean = float(values_P.mean())
-        done.append(PassAtK(k, mean, low, high, samples, len(counts), len(by_prompt) - len(counts)))
+        raise UserError(f"{none}: the checker '{name}' {why}")
     return done
+
+
+def estimate(verdicts: Sequence[Sequence[bool | None]], k: int, samples: int, seed: int) -> PassAtK:
+    """pass@k from the verdicts of each prompt. A sample without one, as of a conversation that failed, is as if it had
+    not been drawn; a prompt that keeps fewer than k is left out."""
+    known = [[bool(verdict) for verdict in of_prompt if verdict is not None] for of_prompt in verdicts]
+    enough = [of_prompt for of_prompt in known if len(of_prompt) >= k]
+    value = low = high = math.nan
+    if enough:
+        correct_P = torch.tensor([sum(of_prompt) for of_prompt in enough])
+        samples_P = torch.tensor([len(of_prompt) for of_prompt in enough])
+        values_P = pass_at_k(correct_P, samples=samples_P, k=k)
+        value, (low, high) = float(values_P.mean()), bootstrap_interval(values_P, seed=seed)
+    missing = sum(samples - len(of_prompt) for of_prompt in known)
+    return PassAtK(k, value, low, high, samples, len(enough), len(known) - len(enough), missing)
 
 
 def sampled_and_checked(config: Config, policy: Policy, rows: Sequence[Row], samples: int, seed: int) -> Batch:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from vigneron.batch import Batch
-from vigneron.config import Config, GameConfig, GrapeConfig
+from vigneron.config import Config, GrapeConfig
 from vigneron.core.advantages import share_without_variance
 from vigneron.core.intervals import wilson
 from vigneron.data.prompts import Row, completion_text, prompt_text
@@ -107,24 +107,14 @@ class Probe(Sampled):
 def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None] = lambda text: None) -> Probe:
     """Sample a resolved recipe's model on training prompts that are spread evenly over the data; if there are too few,
     several times."""
-    if config.method.reads != "prompts":
-        raise UserError(f"--probe: `method: {config.method.name}` samples nothing: give a recipe that does")
-    if isinstance(config.environment, GameConfig):
-        raise UserError("--probe: a game has samples of several roles: `eval_every` measures it before the first step")
+    check_samples(config)
     group_size = config.group_size if config.group_size > 1 else GROUP
     groups = max(1, samples // group_size)
-    rows = _spread(data.train, min(len(data.train), groups))
+    rows = spread_rows(data.train, min(len(data.train), groups))
     rows = list(with_parent_answers(config, Data(rows, []), notice).train)
-    prompts, rows = len(rows), _spread(rows, groups)
+    prompts, rows = len(rows), spread_rows(rows, groups)
     use_device(resolve_device(config.model.device))
-    function = build_reward(
-        config.reward,
-        load_checker(checker_name(config), optional=config.answers_are_optional),
-        device=config.model.device,
-        notice=notice,
-        weights=partial(newest_weights, key="reward.file"),
-        rows=data.train if config.parent is None else rows,
-    )
+    function = reward_of(config, data.train if config.parent is None else rows, notice)
     with closing(ApplyReward.of(config, function)) as reward:
         seed_everything(config.seed)
         with phase("load the model"):
@@ -145,6 +135,23 @@ def probe(config: Config, data: Data, samples: int, notice: Callable[[str], None
             prompted, revised = _with_rubric(config, Prompts(function.live_rubric), rollout, rows, batch, sampled)
         paid = {name: _pays(function, rows, texts) for name, texts in _trial_texts(rows).items()}
     return replace(measured(policy, batch, rows, prompts, group_size, paid), prompted=prompted, revised=revised)
+
+
+def check_samples(config: Config) -> None:
+    if config.method.reads != "prompts":
+        raise UserError(f"--probe: `method: {config.method.name}` samples nothing: give a recipe that does")
+
+
+def reward_of(config: Config, rows: Sequence[Row], notice: Callable[[str], None]) -> RewardFunction:
+    """The recipe's reward."""
+    return build_reward(
+        config.reward,
+        load_checker(checker_name(config), optional=config.answers_are_optional),
+        device=config.model.device,
+        notice=notice,
+        weights=partial(newest_weights, key="reward.file"),
+        rows=rows,
+    )
 
 
 def _with_rubric(
@@ -178,7 +185,7 @@ def _with_rubric(
     return prompted, _earned(batch.rows(revised)) if revised else None
 
 
-def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+def spread_rows(rows: Sequence[Row], count: int) -> list[Row]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
