@@ -208,7 +208,7 @@ def measured(job: Job, folder: RunFolder) -> Result:
 
 def train(job: Job, runs: Path, until: float, memory_gb: float | None = None) -> bool:
     """Start or resume the run. The checkpoint of its last step, more than a gigabyte, is written only where needed.
-    The limit of memory is the machine's and not the job's: it is not in its key."""
+    `memory_gb` is not in the job's key; a run that is resumed keeps the limit that it was started with."""
     from vigneron.methods import build_method
     from vigneron.training import loop
     from vigneron.training.setup.resume import resume_run
@@ -216,13 +216,14 @@ def train(job: Job, runs: Path, until: float, memory_gb: float | None = None) ->
     from vigneron.training.signals import Stopped
 
     view, path = UntilView(until), runs / job.name
-    if is_trained(path):
+    if is_trained(path, evaluated=job.row_score is not None):
         return True
-    config = load_config(job.recipe, [*job.changes, *([f"model.memory_gb={memory_gb}"] if memory_gb else [])])
     if any((path / "checkpoints").glob("step-*")):
-        run = resume_run(RunFolder.open(path), build_method, config=config, view=view)
+        run = resume_run(RunFolder.open(path), build_method, view=view)
     else:
         shutil.rmtree(path, ignore_errors=True)  # of a process that was killed
+        limit = [f"model.memory_gb={memory_gb}"] if memory_gb else []
+        config = load_config(job.recipe, [*job.changes, *limit])
         run = start_run(config, runs, build_method, name=job.name, view=view)
         (path / KEY).write_text(job.key(runs), encoding="utf-8")
     save, keeps = run.save, job.keeps_weights
@@ -238,12 +239,14 @@ def train(job: Job, runs: Path, until: float, memory_gb: float | None = None) ->
     return True
 
 
-def is_trained(path: Path) -> bool:
-    """Whether a run's last step is logged, so that only its scores are missing."""
+def is_trained(path: Path, *, evaluated: bool) -> bool:
+    """Whether a run's last step is logged, and evaluated where it should be, so that only its scores are missing."""
     if not all((path / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
         return False
     folder = RunFolder.open(path)
-    return bool(records := folder.metrics()) and records[-1]["step"] == folder.config().steps
+    if not (records := folder.metrics()) or records[-1]["step"] != folder.config().steps:
+        return False
+    return not evaluated or any(name.startswith("eval/") for name in records[-1])
 
 
 def _free_memory() -> None:

@@ -62,9 +62,9 @@ class DaemonPool:
                 Thread(target=_run_tasks, args=(self._tasks,), name=name, daemon=True).start()
         return future
 
-    def running(self) -> set[Future[Any]]:
-        """The calls that have begun and have not ended."""
-        return {future for future in self._futures if future.running()}
+    def unfinished(self) -> set[Future[Any]]:
+        """The calls that have not ended; after `stop` those that a thread has taken."""
+        return {future for future in self._futures if not future.done()}
 
     def stop(self) -> None:
         """Cancel queued calls; let running calls finish. Does not block."""

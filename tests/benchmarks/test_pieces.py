@@ -197,14 +197,14 @@ def test_a_cut_run_is_resumed_and_ends_as_an_uncut_one(
     assert do(job, tmp_path / "whole", until=float("inf"))
     cut = tmp_path / "cut" / job.name
     cut.mkdir(parents=True)  # as a process leaves it that is killed early
-    assert not do(job, tmp_path / "cut", until=0.0)  # after its first step
+    assert not do(job, tmp_path / "cut", until=0.0, memory_gb=8.0)  # after its first step
     assert [path.name for path in (cut / "checkpoints").iterdir()] == ["step-1"]
     assert not (cut / "result.json").exists()
     (cut / study_jobs.SPENT).write_text("1000")
     with monkeypatch.context() as patched:
         patched.setattr(start, "start_run", None)  # it is not begun again
-        assert do(job, tmp_path / "cut", until=float("inf"), memory_gb=8.0)
-    assert RunFolder.open(cut).config().model.memory_gb == 8, "a worker's share; the key stays"
+        assert do(job, tmp_path / "cut", until=float("inf"))
+    assert RunFolder.open(cut).config().model.memory_gb == 8, "a worker's share, which is not in the key"
     assert not (cut / "samples.sqlite").exists()
     results = [read_result(tmp_path / name, job.name) or {} for name in ("whole", "cut")]
     seconds = [result.pop("seconds") for result in results]

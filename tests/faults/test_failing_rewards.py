@@ -18,6 +18,7 @@ from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.status import status_of
 from vigneron.training.callbacks import Silent
 from vigneron.training.checkpoint.read import checkpoints
+from vigneron.training.checkpoint.write import BEST
 from vigneron.training.method import Metrics
 from vigneron.training.run import Run
 
@@ -117,8 +118,12 @@ class BreaksInTheLastEvaluation(BreaksInEvaluation):
 def test_an_evaluation_that_fails_loses_nothing(
     method: str, kind: type[BreaksInEvaluation], tmp_path: Path, roomy_folder: Path, trained_once: TrainedOnce
 ) -> None:
-    """A resume makes that evaluation up: the run ends as if nothing had failed."""
-    whole = trained_once(method, lambda place: str(fault_runs.write_recipe(place, roomy_folder, method)))
+    """A resume runs that evaluation again: the run ends as if nothing had failed."""
+
+    def write(place: Path) -> str:
+        return str(fault_runs.write_recipe(place, roomy_folder, method, save_every=3, keep_best="eval/reward"))
+
+    whole = trained_once(f"{method}, the best kept", write)
     failed = tmp_path / "failed"
     with pytest.MonkeyPatch.context() as patch:
         view = kind(patch)
@@ -130,6 +135,7 @@ def test_an_evaluation_that_fails_loses_nothing(
     assert not any(name.startswith("eval/") for name in last)
     api.resume(failed)
     assert final_state(failed) == final_state(whole)
+    assert (failed / "checkpoints" / BEST).read_text() == (whole / "checkpoints" / BEST).read_text()
     assert kept_samples(failed) == kept_samples(whole)
 
 

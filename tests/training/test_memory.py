@@ -47,7 +47,7 @@ from vigneron.training.method_copies import (
     moment_bytes,
 )
 from vigneron.training.out_of_memory import explained_memory
-from vigneron.training.setup.sizes import crowded_notice
+from vigneron.training.setup.sizes import FIND_ANEW, crowded_notice
 from vigneron.training.setup.start import start_run
 from vigneron.training.trust_region import TrustRegionUpdate
 from vigneron.training.update import Term
@@ -100,6 +100,12 @@ def test_memory_that_other_processes_hold_is_named(tmp_path: Path, tiny_folder: 
         model=on_gpu
     )
     assert "Other processes" not in told(model={"name": str(tiny_folder), "device": "cpu"})
+    with (
+        pytest.raises(UserError) as raised,
+        explained_memory(tiny_config(tiny_folder, tmp_path / "data.jsonl", model=on_gpu)),
+    ):
+        raise MemoryError
+    assert "Other processes" not in str(raised.value), "it is the host's memory"
     in_process = {"sampling": {"kind": "vllm", "memory_share": 0.5}}
     assert "Other processes" not in told(model=on_gpu, scale=in_process), "vLLM's own memory is this process's"
     free[0] = 118 * GB
@@ -118,11 +124,13 @@ def test_small_passes_beside_other_processes_are_named(tmp_path: Path, tiny_fold
         return crowded_notice(asked, asked.model_copy(update={"microbatch_tokens": tokens}))
 
     assert notice(512) == (
-        "a pass has 512 tokens at most, because other processes hold 109.2 GB of this GPU: steps are slow, and a "
-        "resume keeps that (`microbatch_tokens=auto` finds it anew)"
+        "a pass has 512 tokens at most, because other processes hold 109.2 GB of this GPU: steps are slow, also after "
+        f"a resume, unless it finds the sizes anew: `{FIND_ANEW}`"
     )
     assert notice(4096) is None
     assert notice(512, asked.model_copy(update={"microbatch_tokens": 512})) is None, "it was asked for"
+    own = asked.model_copy(update={"model": asked.model.model_copy(update={"memory_gb": 8.0})})
+    assert notice(512, own) is None, "its own limit leaves no more"
     free[0] = 118 * GB
     assert notice(512) is None, "the model is large"
 

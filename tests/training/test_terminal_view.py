@@ -13,11 +13,14 @@ from rich.console import Console
 
 from support.tiny_runs import tiny_config, write_data
 from vigneron import Progress, api
+from vigneron.errors import UserError
 from vigneron.report.tables import samples_lines, samples_table
 from vigneron.report.terminal import TerminalView
 from vigneron.run_store.notices import kept_notices
 from vigneron.run_store.samples import Sample
 from vigneron.timing import phase, progress, reporting_phases
+from vigneron.training.callbacks import Silent
+from vigneron.training.method import Metrics
 
 SFT = {"method": {"name": "sft"}, "reward": {"kind": "binary"}, "group_size": 1, "optimizer": {}}
 GRPO = {"method": {"name": "grpo"}, "reward": {"kind": "binary"}, "optimizer": {"actor_lr": 1e-3}}
@@ -151,3 +154,22 @@ def test_pairs_say_which_side_a_text_is() -> None:
     rewarded = replace(one, extras={}, answer="a" * 99)
     first, second = samples_lines([rewarded], 40)
     assert (first.plain, len(second.plain)) == ("p\\x1b[31m", 40)
+
+
+def test_an_evaluation_that_a_resume_runs_again_is_that_of_its_step(tmp_path: Path, tiny_folder: Path) -> None:
+    class Raises(Silent):
+        def step(self, run: Any, *_: Any) -> None:
+            def fails() -> Metrics:
+                raise UserError("the judge does not answer")
+
+            run.evaluate = fails
+
+    config = tiny_config(tiny_folder, write_data(tmp_path), **{**GRPO, **QUICK, "eval_every": 2})
+    with pytest.raises(UserError, match="the judge does not answer"):
+        api.train(config, name="run", runs=tmp_path, view=Raises())
+    console = terminal(100)
+    with TerminalView(console, "my title") as view:
+        api.resume(tmp_path / "run", view=view)
+    shown = plain(text_of(console))
+    assert "step 2/2  held-out accuracy 0.000" in shown
+    assert "before training" not in shown

@@ -104,11 +104,12 @@ class TerminalView:
             say(self._console, f"start: {seconds:.1f} s, {shown_phase(name)}")
 
     def evaluation(self, run: "RunInfo", metrics: "Metrics") -> None:
-        """The line of the model before training, which stays above the panel."""
+        """The line of the model before training, or of a step whose evaluation had failed; it stays above the panel."""
         config = run.config.model_dump(mode="json")
         shown = headline_metrics(config, [metrics], run.config.method)
         values = "  ".join(f"{one.label} {short(metrics[one.key])}" for one in shown)
-        say(self._console, f"step 0/{run.config.steps}  {values or 'no held-out metric has a value'}  before training")
+        when = "" if run.step else "  before training"
+        say(self._console, f"step {run.step}/{run.config.steps}  {values or 'no held-out metric has a value'}{when}")
 
     def step(self, run: "RunInfo", metrics: "Metrics", batch: "Batch", seconds: float) -> None:
         self._update_pace(len(batch), seconds)

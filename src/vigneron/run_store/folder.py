@@ -199,8 +199,8 @@ class RunFolder:
         with writing(self.path / name):
             append_line(self.path / name, line)
 
-    def add_to_last(self, name: str, record: dict[str, Any]) -> None:
-        """Add to the last line if it is of the same step; else append a line."""
+    def merge_into_last_line(self, name: str, record: dict[str, Any]) -> None:
+        """Add the values to the last line if it is of the same step; else append a line."""
         path = self.path / name
         *lines, _ = read_regular_text(path, "replace").split("\n") if path.is_file() else [""]
         if not lines or _step_of(lines[-1]) != record["step"]:

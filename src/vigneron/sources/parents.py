@@ -134,7 +134,7 @@ class Parent:
         except BaseException:  # the caller stopped, Ctrl-C, or an error of every request: raised again
             self.backend.stop()
             pool.stop()
-            wait(pending | pool.running())  # Ctrl-C may have come before a future was added
+            wait(pending | pool.unfinished())  # Ctrl-C may have come before a future was added
             raise
         pool.stop()
 

@@ -126,11 +126,12 @@ def _train(run: Run, view: View, curves: CurveIndex, after_step: Callable[[], No
         if evaluation_is_due(run) and not output.is_evaluated(run.step):  # step 0, or one whose evaluation failed
             with phase("evaluate"):
                 metrics = run.evaluate()
+            if run.step:  # before the log says that it is evaluated
+                run.save(metrics)
+                ranks.run_on_rank0(output.saver.wait)
             output.log_evaluation(run.step, metrics)
             curves.add({"step": run.step, **metrics})
             show_evaluation(view, run, metrics)
-            if run.step:
-                run.save(metrics)
         start_timing()
         peaks, use = PeakMemory(run.policy.device), GpuUse(run.policy.device)
         while run.step < config.steps:

@@ -43,12 +43,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(sign in text for sign in signs)
 
 
+def _is_of_gpu(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "cuda" in text or "cublas" in text
+
+
 def others_bytes(config: Config) -> int:
     """About what other processes hold of the GPU: what is used, without what this one has. 0 if it is little."""
     sampling = config.scale.sampling
     has_vllm = (
         sampling.kind == "vllm" and sampling.url is None
-    )  # in this process, with memory that torch does not count
+    )  # its memory is this process's, and torch does not count it
     if has_vllm or config.model.device == "cpu" or not torch.cuda.is_available():
         return 0
     free, total = torch.cuda.mem_get_info()
@@ -93,10 +98,6 @@ def _advice(config: Config, error: BaseException) -> str:
     }
     helpful = [switch for switch, helps in switches.items() if helps]
     also = f", or set {' or '.join(helpful)}" if helpful else ""
-    others = others_bytes(config)
-    held = (
-        f"Other processes hold {memory_text(others)} of this GPU; model.memory_gb is a run's share of it. "
-        if others
-        else ""
-    )
+    others = others_bytes(config) if _is_of_gpu(error) else 0
+    held = f"Other processes hold {memory_text(others)} of this GPU; model.memory_gb is a run's share of it. "
     return f"out of memory; earlier checkpoints are intact. {held if others else ''}Lower {', '.join(settings)}{also}"

@@ -106,7 +106,7 @@ class RunOutput:
 
     def log_evaluation(self, step: int, metrics: Metrics) -> None:
         """Held-out metrics alone: of the model before the first step, or of a step that was logged without them."""
-        self.folder.add_to_last("metrics.jsonl", {"step": step, **metrics})
+        self.folder.merge_into_last_line("metrics.jsonl", {"step": step, **metrics})
         self.history = History(self.folder.records("metrics.jsonl", skip_damaged=True))
         self._track(step, metrics)
 

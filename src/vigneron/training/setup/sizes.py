@@ -15,6 +15,9 @@ from vigneron.training.out_of_memory import others_bytes
 from vigneron.training.sampling_graphs import sampling_graph_bytes
 from vigneron.values import GB, memory_text
 
+FIND_ANEW = "microbatch_tokens=auto model.cache_gb=null model.activation_checkpointing=auto model.graphs=true"
+"""The keys that keep what was found, as a resume takes them."""
+
 
 def with_sizes(
     config: Config,
@@ -66,11 +69,12 @@ def with_sizes(
 
 
 def crowded_notice(asked: Config, config: Config) -> str | None:
-    """Where other processes leave room for few tokens in a pass."""
+    """Where other processes, and no limit of its own, leave a run room for few tokens in a pass."""
     tokens = config.resolved_microbatch_tokens
-    if asked.microbatch_tokens != "auto" or tokens >= FEW_TOKENS or not (others := others_bytes(config)):
+    limited = config.model.memory_gb is not None
+    if asked.microbatch_tokens != "auto" or tokens >= FEW_TOKENS or limited or not (others := others_bytes(config)):
         return None
     return (
         f"a pass has {tokens} tokens at most, because other processes hold {memory_text(others)} of this GPU: steps "
-        "are slow, and a resume keeps that (`microbatch_tokens=auto` finds it anew)"
+        f"are slow, also after a resume, unless it finds the sizes anew: `{FIND_ANEW}`"
     )
