@@ -327,7 +327,7 @@ def test_the_page_gives_the_numbers_of_the_logs() -> None:
                 assert f"| {name} | {planned:.0f} | {min(taken):.0f} to {max(taken):.0f} |" in page
     done = len(scores_by_arm(rows).get("nim", {}))
     assert ("Nim has no held-out run yet" in page and "not yet (0 of 3 seeds)" in page) == (done == 0), (
-        f"the archive has {done} seeds of Nim: give the tables of `show`, the verdict and the figure drawn anew, and say "
+        f"the archive has {done} seeds of Nim: give the tables of `show`, the verdict and a new figure, and say "
         "so in the page's first lines, its sections Nim and Time, docs/guides, docs/README.md and reference/recipes.md"
     )
 
