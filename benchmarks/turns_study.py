@@ -8,8 +8,8 @@ python -m benchmarks.turns_study pack RUNS FILE.tar.xz                the logs' 
 
 Each arm has two recipes: a warm-up by SFT with each seed, which teaches the form of a turn and no good play, and GRPO
 from there. The evaluation before GRPO's first step is that of the warm-up. Greedy, on held-out rows. The minutes of the
-plan were written before any run; docs/results/turns.md has the measured ones. `--memory 36`: in 10 GB games run out of
-memory, or their passes are tiny. `python -m benchmarks.turns_quotes` works out what the judge of the debates had seen.
+plan were written before any run; docs/results/turns.md has the measured ones. `python -m benchmarks.turns_quotes` works
+out what the judge of the debates had seen.
 
     guess          games of 16 numbers; a find earns more the fewer guesses it took        reward
     maze           mazes of 4 x 4 cells; the goal earns more the shorter the way           reward
