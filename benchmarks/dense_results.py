@@ -212,7 +212,7 @@ def draw(rows: Sequence[Result], file: Path) -> None:
 
     from vigneron.report.figures import COLOURS, as_svg
 
-    colours = dict(zip((*ARMS, "sft"), (*COLOURS, "#000000"), strict=True))
+    colours = dict(zip((*ARMS, "sft"), (*COLOURS, "#555555"), strict=True))
     figure = Figure(figsize=(14, 7.4), layout="constrained")
     opened = open_scores(rows)
     shapes = [[f"{level}, {samples}" for level in LEVELS] for samples in SHAPES]
