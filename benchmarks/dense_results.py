@@ -208,6 +208,7 @@ def show_open(rows: Sequence[Result]) -> str:
 def draw(rows: Sequence[Result], file: Path) -> None:
     """The curves of every cell, the difference to binary by p₀ × samples, and the open task's two scores. Thin lines
     and dots are seeds. Dashed and hollow: not all seeds are done."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     from vigneron.report.figures import COLOURS, as_svg
@@ -232,7 +233,8 @@ def draw(rows: Sequence[Result], file: Path) -> None:
     handles = [axes["differences"].plot([], [], color=colours[arm], linewidth=2)[0] for arm in shown]
     labels = [named(arm) for arm in shown]
     figure.legend(handles, labels, loc="outside lower center", ncols=len(shown), frameon=False)
-    file.write_text(as_svg(figure), encoding="utf-8")
+    with rc_context({"svg.fonttype": "none"}):  # letters as text, not as paths: a quarter fewer bytes
+        file.write_text(as_svg(figure), encoding="utf-8")
 
 
 def _draw_cell(axis: Any, cell: Cell, runs: Sequence[Result], colours: Mapping[str, str]) -> None:
