@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.emerging.figures import DRAWN, centre_and_half, main, read
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +22,7 @@ def test_the_interval_by_hand() -> None:
     assert (middle, round(half, 3)) == (2.0, 2.484)
 
 
+@pytest.mark.slow
 def test_the_figures_in_the_docs_are_these(tmp_path: Path) -> None:
     main([str(ARCHIVE), "--out", str(tmp_path)])
     for name in DRAWN:

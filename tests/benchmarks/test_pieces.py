@@ -136,6 +136,7 @@ def test_a_job_is_done_again_if_its_rate_is_chosen_anew(tmp_path: Path) -> None:
     assert [len(once(rate)) for rate in (1e-5, 1e-5, 5e-5)] == [2, 1, 2]  # the second time nothing is left
 
 
+@pytest.mark.slow
 def test_every_job_has_its_own_key_wherever_its_folder_lies(tmp_path: Path) -> None:
     """Of all arms: another rate, seed, model, or number of steps is another job."""
 

@@ -32,6 +32,7 @@ GAMES = [task for task in TASKS if not task.name.endswith("-warmup")]
 SPLITS = ("train", "tuning", "held_out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_the_rows_are_the_same_on_every_machine(task: Task) -> None:
     rows = [task.rows(split) for split in SPLITS]
