@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from benchmarks.emerging.figures import DRAWN, centre_and_half, main, read
 
 ROOT = Path(__file__).parents[2]

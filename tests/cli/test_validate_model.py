@@ -48,7 +48,9 @@ def test_what_happens_with_the_model(tmp_path: Path, name: str, changes: dict[st
     assert expected in answer.out.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen2", "Qwen3", "Gemma 2"))])
+@pytest.mark.parametrize(
+    "name", ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Qwen2", "Qwen3", "Gemma 2"))]
+)
 def test_a_config_alone_is_enough_for_the_plan(tmp_path: Path, name: str) -> None:
     """Without a file of a tokenizer transformers makes one that writes nothing, or one token. The longest prompt has 31
     characters, three of which are taken for a token."""
