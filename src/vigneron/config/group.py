@@ -153,7 +153,8 @@ class GrapeConfig(GroupRelativeConfig):
     correction: Literal["none", "truncated", "topr"] = "topr"
     """Weights of sampled responses whose training prompt is not their sampling prompt. none: 1 (the paper). truncated:
     min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). topr: 1 where the advantage is not negative, else
-    min(1, that ratio of the whole response) (TOPR). Unset: none where it has no effect, or with a `level` above token."""
+    min(1, that ratio of the whole response) (TOPR). Unset: none where it has no effect, and with other levels than
+    token."""
     baseline: Literal["group", "origin"] = "origin"
     """What a reward is compared with. group: the mean of its group (the paper). origin: of the group's responses of the
     same origin; one alone has advantage 0, and the dataset's answer is compared with the group. Unset: group where all
@@ -186,8 +187,8 @@ class GrapeConfig(GroupRelativeConfig):
     @model_validator(mode="before")
     @classmethod
     def without_defaults_that_have_no_effect(cls, given: Any, info: ValidationInfo) -> Any:
-        """Runs of earlier versions had no correction and one baseline. `self_distillation` samples for the bare question
-        alone."""
+        """Fill in what is unset: on policy all answers are fresh, and what would have no effect is left out. Runs of
+        earlier versions had the paper's form."""
         given = as_before(given, info, correction="none", baseline="group")
         if not isinstance(given, Mapping):
             return given
