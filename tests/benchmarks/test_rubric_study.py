@@ -406,6 +406,8 @@ def test_the_text_of_the_page_gives_the_numbers_of_the_logs(logs: Path) -> None:
     assert grpo is not None
     assert rejecting is not None
     assert paper is not None
+    assert clean is not None
+    assert shuffled is not None
     revised = [trained(logs, "grape-failures", "origin/revised", step) or 0.0 for step in range(60, 201, 10)]
     first = {arm: mean([one["curve"]["40"][c] for one in runs_of(rows, arm) for c in HIDDEN]) for arm in ARMS}
     assert first["grape-topr"] == first["grape-failures"], "no revisions yet"
