@@ -17,6 +17,9 @@ from vigneron.sources.embedders import Embedder, load_embedder
 LEVELS = (1, 2, 4)
 SHAPES = {16: (4, 4), 100: (10, 10)}
 """Prompts and samples of each, by the number of samples in a step."""
+OPEN_SHAPE = (8, 8)
+OPEN_SAMPLES = OPEN_SHAPE[0] * OPEN_SHAPE[1]
+"""Of the open task."""
 AMONG, CHANCE = 50, 1 / 50
 OTHER_EMBEDDER = "wordllama"
 
@@ -115,12 +118,12 @@ def chosen_stop(tried: Sequence[Result | None]) -> tuple[float, int] | None:
     """Learning rate and step with the best retrieval on tuning data; of equals the earliest, then the smaller rate."""
     if not tried or any(rows is None for rows in tried):
         return None
-    points = [
-        (-value, int(step), rows["rate"])
-        for rows in tried
-        if rows is not None
-        for step, value in rows["curve"].items()
-        if int(step) > 0
-    ]
+    points = [(-value, step, rows["rate"]) for rows in tried if rows is not None for value, step in [best_stop(rows)]]
     _, step, rate = min(points)
     return rate, step
+
+
+def best_stop(run: Result) -> tuple[float, int]:
+    """The best retrieval of a run, and the first step that has it."""
+    value, step = max((value, -int(step)) for step, value in run["curve"].items() if int(step) > 0)
+    return value, -step

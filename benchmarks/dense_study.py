@@ -40,9 +40,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.dense_results import draw, show_open, show_opposites, show_p0
+from benchmarks.dense_results import draw, show_open, show_open_tuning, show_opposites, show_p0, show_tuning
 from benchmarks.dense_scores import (
     LEVELS,
+    OPEN_SHAPE,
     SHAPES,
     chosen_stop,
     finish_open,
@@ -62,7 +63,6 @@ from benchmarks.study_settings import (
     rate_of,
     smallest,
     tuning,
-    tuning_table,
 )
 from benchmarks.study_store import Result
 
@@ -92,8 +92,8 @@ class Setting(StudySetting):
     sft_rates: tuple[float, ...] = SFT_RATES
     p0_samples: int = 20_000
     preference_steps: int = 100
-    open_prompts: int = 8
-    open_size: int = 8
+    open_prompts: int = OPEN_SHAPE[0]
+    open_size: int = OPEN_SHAPE[1]
     open_tokens: int = 24
 
     @property
@@ -248,8 +248,8 @@ def chosen_labels(tried: Sequence[Result]) -> Mapping[str, float | None]:
 
 def show(every: Sequence[Result], figure: Path | None) -> None:
     results = current(every, lambda one: (one["part"], one["arm"], one.get("samples")), chosen_labels)
-    tried = tuning_table(results, "opposites", lambda one: f"{one['arm']}, {one['samples']} samples")
-    print(show_p0(results), tried, show_opposites(results), show_open(results), sep="\n\n")
+    tables = (show_p0, show_tuning, show_opposites, show_open_tuning, show_open)
+    print(*(show_part(results) for show_part in tables), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 

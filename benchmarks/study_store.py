@@ -173,19 +173,27 @@ def scores_of(values: Mapping[int, Sequence[float]]) -> dict[str, list[float]]:
 
 
 def reduce_logs(run: Path, into: Path) -> None:
-    """A run's config, every tenth and every evaluated step in four digits, its rows and its result."""
+    """A run's config, every tenth and every evaluated step in four digits, its rows in eight, and its result."""
     into.mkdir(parents=True, exist_ok=True)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = [r for r in records if r["step"] % KEPT_EVERY == 0 or any(name.startswith("eval/") for name in r)]
     lines = [json.dumps({name: _short(value) for name, value in record.items()}) + "\n" for record in kept]
     (into / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
-    for name in ("config.yaml", eval_rows.FILE, RESULT):
+    if (run / eval_rows.FILE).is_file():
+        rows = [_short_row(row) for row in eval_rows.read_kept_rows(run)]
+        (into / eval_rows.FILE).write_text(eval_rows.eval_row_lines(rows), encoding="utf-8")
+    for name in ("config.yaml", RESULT):
         if (run / name).is_file():
             shutil.copy(run / name, into / name)
 
 
-def _short(value: Any) -> Any:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+def _short(value: Any, digits: int = 4) -> Any:
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def _short_row(row: eval_rows.EvalRow) -> eval_rows.EvalRow:
+    others = {name: _short(value, 8) for name, value in row.others.items()}
+    return replace(row, correct=_short(row.correct, 8), reward=_short(row.reward, 8), others=others)
 
 
 def pack_runs(runs: Sequence[Path], file: Path) -> None:

@@ -113,7 +113,7 @@ def show_all(rows: Sequence[Result]) -> str:
     if not main_runs(rows):
         return "no arm is done yet"
     verdict = "\n".join(f"- {line}" for line in (*verdicts(scores_by_arm(rows)), *unlike_starts(rows)))
-    parts = [show_scores(rows), verdict or "no verdict yet", show_nim(rows), show_warm_ups(rows)]
+    parts = [show_scores(rows), show_seeds(rows), verdict or "no verdict yet", show_nim(rows), show_warm_ups(rows)]
     return "\n\n".join([*(part for part in parts if part), tuning_table(rows, PART, lambda one: str(one["arm"]))])
 
 
@@ -128,6 +128,16 @@ def show_scores(rows: Sequence[Result]) -> str:
         before, after = (mean([mean(scores[name]) for scores in by_seed.values()]) for name in ("before", "last"))
         cells = [arm, f"{rates[arm]:g}", str(len(by_seed)), str(units), measured[arm], f"{before:.3f}", f"{after:.3f}"]
         lines.append([*cells, str(gain(by_seed) or "–")])
+    return table(lines)
+
+
+def show_seeds(rows: Sequence[Result]) -> str:
+    """Of each seed, the score after the warm-up and after GRPO."""
+    lines = [["each seed: after the warm-up → after GRPO", *map(str, SEEDS)]]
+    for arm, by_seed in scores_by_arm(rows).items():
+        scores = {seed: (mean(own["before"]), mean(own["last"])) for seed, own in by_seed.items()}
+        cells = (f"{scores[seed][0]:.3f} → {scores[seed][1]:.3f}" if seed in scores else "–" for seed in SEEDS)
+        lines.append([arm, *cells])
     return table(lines)
 
 
@@ -193,36 +203,62 @@ def references() -> dict[str, dict[str, float]]:
         "guess": {"binary search": best_mean_reward(16)},
         "maze": {"shortest way": 1.0},
         "nim": {"legal moves at random": nim_at_random(), "best play": 1.0},
-        "debate": {"debate at random": 0.83, "best debate": 0.98},
-        "consultancy": {"consultancy at random": 0.73, "best for the consultant": 0.50},
+        "debate": {"quotes at random": 0.83, "best for each side": 0.98},
+        "consultancy": {"quotes at random": 0.73, "best for the consultant": 0.50},
     }
 
 
+GROUPS: Mapping[str, Sequence[str]] = {
+    "guessing game: reward": ["guess"],
+    "maze: reward": ["maze"],
+    "large sums: accuracy": ["sums-tool", "sums"],
+    "Nim: moves that keep the value": ["nim"],
+    "debate: the judge's accuracy": ["debate"],
+    "consultancy: the judge's accuracy": ["consultancy"],
+}
+LABELS = {"sums-tool": "with a calculator", "sums": "without"}
+COLUMNS = 3
+
+
 def draw(rows: Sequence[Result], file: Path) -> None:
-    """Every seed's held-out score over the steps, and known players as dashed lines."""
+    """Held-out scores over the steps of the arms that have a run: each seed's thin, their mean thick; known players as
+    dashed lines."""
     from matplotlib.figure import Figure
 
     from vigneron.report.figures import COLOURS, as_svg
 
-    groups = {
-        "guessing game: reward": ["guess"],
-        "maze: reward": ["maze"],
-        "large sums: accuracy": ["sums-tool", "sums"],
-        "Nim: moves that keep the value": ["nim"],
-        "debate: the judge's accuracy": ["debate", "consultancy"],
-    }
-    figure, known = Figure(figsize=(16, 3.4), layout="constrained"), references()
-    for axis, (title, arms) in zip(figure.subplots(1, len(groups)), groups.items(), strict=True):
+    begun = {one["arm"] for one in main_runs(rows)}
+    groups = {title: arms for title, arms in GROUPS.items() if begun & set(arms)}
+    lines = -(-len(groups) // COLUMNS)
+    figure, known = Figure(figsize=(10, 2.9 * lines), layout="constrained"), references()
+    axes = figure.subplots(lines, COLUMNS, squeeze=False).flat
+    for axis in axes[len(groups) :]:
+        axis.set_axis_off()
+    for axis, (title, arms) in zip(axes, groups.items(), strict=False):
         for colour, arm in zip(COLOURS, arms, strict=False):
             curves = [one["curve"] for one in main_runs(rows) if one["arm"] == arm]
-            for at, curve in enumerate(curves):
-                steps = sorted(int(step) for step in curve)
-                label = arm if at == 0 and len(arms) > 1 else None
-                axis.plot(steps, [curve[str(step)] for step in steps], color=colour, label=label)
+            if not curves:
+                continue
+            for curve in curves:
+                steps = sorted(map(int, curve))
+                axis.plot(steps, [curve[str(step)] for step in steps], color=colour, linewidth=0.9, alpha=0.5)
+            common = sorted(set.intersection(*(set(map(int, curve)) for curve in curves)))
+            means = [mean([curve[str(step)] for curve in curves]) for step in common]
+            axis.plot(common, means, color=colour, linewidth=2, label=LABELS.get(arm))
             for name, score in known.get(arm, {}).items():
-                axis.axhline(score, color=colour, linestyle="--", linewidth=0.8)
-                axis.annotate(name, (0.02, score), xycoords=("axes fraction", "data"), va="bottom", fontsize=7)
-        axis.set(title=title, xlabel="step", ylim=(-0.02, 1.06))
-        if len(arms) > 1 and axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False)
+                axis.axhline(score, color="0.4", linestyle="--", linewidth=0.8)
+                axis.annotate(
+                    name,
+                    (0.98, score),
+                    xytext=(0, 1),
+                    xycoords=("axes fraction", "data"),
+                    textcoords="offset points",
+                    ha="right",
+                    va="bottom",
+                    fontsize=8,
+                    color="0.25",
+                )
+        axis.set(title=title, xlabel="step", ylim=(-0.03, 1.1))
+        if len(arms) > 1:
+            axis.legend(frameon=False, loc="center right")
     file.write_text(as_svg(figure), encoding="utf-8")

@@ -7,8 +7,9 @@ python -m benchmarks.turns_study show RUNS --figure FILE.svg          tables and
 python -m benchmarks.turns_study pack RUNS FILE.tar.xz                the logs' archive; `work --done FILE` reads it
 
 Each arm has two recipes: a warm-up by SFT with each seed, which teaches the form of a turn and no good play, and GRPO
-from there. The evaluation before GRPO's first step is that of the warm-up. Greedy, on held-out rows. No run was done
-yet: the minutes of the plan are planned, not measured.
+from there. The evaluation before GRPO's first step is that of the warm-up. Greedy, on held-out rows. The minutes of the
+plan were written before any run; docs/results/turns.md has the measured ones. `python -m benchmarks.turns_quotes` works
+out what the judge of the debates had seen.
 
     guess          games of 16 numbers; a find earns more the fewer guesses it took        reward
     maze           mazes of 4 x 4 cells; the goal earns more the shorter the way           reward
@@ -54,7 +55,8 @@ from vigneron.run_store.folder import RunFolder
 
 RATES = (3e-6, 1e-5, 3e-5)
 WARM_UP_S = 12.0
-"""What a warm-up is planned to take on an H200 with two processes beside. Planned, not measured, as `step_s`."""
+"""What a warm-up is planned to take on an H200 with two processes beside, as `step_s`: with nine, 11 to 38 s were
+measured."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,23 @@
 
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.dense_results import cells_of, law_line, open_scores
+from benchmarks.dense_results import (
+    cells_of,
+    law_line,
+    named,
+    open_scores,
+    show_open,
+    show_open_tuning,
+    show_opposites,
+    show_p0,
+    show_tuning,
+    written,
+)
 from benchmarks.dense_rule import (
     EVERYWHERE,
     Cell,
@@ -76,7 +88,7 @@ def test_it_runs_in_pieces_and_shows_its_tables(
     assert dense_study.main(["show", str(archive), "--figure", str(figure)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"\| 2 \| 16 \| [\d.e-]+ \| binary \| 1 \|", shown)
-    assert "| sft |" in shown
+    assert "| SFT |" in shown
     assert figure.read_text().startswith("<svg")
     assert "not yet (1 of 4 seeds)" in shown
     assert study_store.unpack(archive, tmp_path / "elsewhere") == len(done)
@@ -318,26 +330,67 @@ def test_the_page_gives_the_rule_of_the_module() -> None:
     assert rule in page
 
 
+@pytest.fixture(scope="module")
+def archived() -> list[study_store.Result]:
+    with unpacked(ROOT / "docs" / "results" / "logs" / "dense-study.tar.xz") as folder:
+        return study_store.all_results(folder)
+
+
 @pytest.mark.slow
-def test_the_page_gives_the_numbers_of_the_logs() -> None:
-    results = ROOT / "docs" / "results"
-    page = (results / "dense-study.md").read_text(encoding="utf-8").replace("−", "-").replace("**", "")
-    with unpacked(results / "logs" / "dense-study.tar.xz") as folder:
-        rows = study_store.all_results(folder)
-    lines = [line.split(" | ") for line in page.splitlines()]
-    for cell in cells_of(rows):
-        for arm, own in cell.area.items():
-            place = [f"| {cell.level}", str(cell.samples)]
-            (line,) = [one for one in lines if one[:2] == place and one[3] == arm.replace("token-f1", "token F1")]
-            area = sum(sum(values) for values in own.values()) / sum(map(len, own.values()))
-            assert (line[4], float(line[6])) == (str(len(own)), pytest.approx(area, abs=6e-4))
-            if arm != "binary":
-                beside, says = cell.difference(arm, "binary"), cell.verdict(arm, "binary")
-                assert line[7] == ("0" if beside == Difference(0, 0, 0) else str(beside))
-                assert line[8].removesuffix(" |") == says.partition(" (")[0]
-    for arm in ("cosine", "contrastive"):
-        _, says, against, crossing = law_line(cells_of(rows), arm)
-        assert (
-            f"| {arm} | {says} | {against.replace('difference,', 'difference;')} | {crossing} |".replace("|  |", "| |")
-            in page
-        )
+def test_the_page_gives_the_numbers_of_the_logs(archived: list[study_store.Result]) -> None:
+    """Every table that `show` prints: p₀, tuning, cells, law, embeddings, the open task's tuning, scores, verdicts."""
+    page = tables((ROOT / "docs" / "results" / "dense-study.md").read_text(encoding="utf-8"))
+    every = (show_p0, show_tuning, show_opposites, show_open_tuning, show_open)
+    shown = [table for part in every for table in tables(part(archived))]
+    assert [len(table) for table in shown] == [5, 11, 27, 4, 13, 5, 5, 6]
+    for table in shown:
+        assert table in page, "\n".join(table)
+
+
+def tables(text: str) -> list[list[str]]:
+    """The lines of each, without bold type, spaces and rules."""
+    lines = [re.sub(r"\*\*|\s+", "", line) for line in text.splitlines()]
+    found = [[*some] for is_table, some in groupby(lines, lambda line: line.startswith("|")) if is_table]
+    return [[line for line in table if set(line) != {"|", "-"}] for table in found]
+
+
+@pytest.mark.slow
+def test_the_page_gives_the_seeds_of_the_logs(archived: list[study_store.Result]) -> None:
+    """The table by seed at k = 4, and what the summary says of differences."""
+    page = (ROOT / "docs" / "results" / "dense-study.md").read_text(encoding="utf-8")
+    for cell in cells_of(archived):
+        for arm, own in cell.last.items() if cell.level == 4 else ():
+            means = [study_store.mean(own[seed]) for seed in range(4)]
+            by_seed = ", ".join(f"{value:.2f}" if value else "0" for value in means)
+            learned = sum(value >= 0.05 for value in means)
+            assert f"| {cell.samples} | {named(arm)} | {by_seed} | {learned} of 4 |" in page
+    summary = page.partition("## Question")[0]
+    claims = ((4, 100, "cosine"), (4, 16, "token-f1"), (2, 100, "annealed"), (2, 100, "tie-breaker"))
+    for level, samples, arm in claims:
+        (cell,) = (cell for cell in cells_of(archived) if (cell.level, cell.samples) == (level, samples))
+        assert written(cell.difference(arm, "binary")) in " ".join(summary.split())
+
+
+@pytest.mark.slow
+def test_the_page_tells_how_the_open_tasks_models_answer(archived: list[study_store.Result]) -> None:
+    """Empty texts before training, and after it in the binary arm; copies of the instruction."""
+    page = " ".join((ROOT / "docs" / "results" / "dense-study.md").read_text(encoding="utf-8").split())
+    texts = {one["job"]: one["texts"] for one in archived if one.get("part") == "open" and one["tuned"]}
+    empty = {
+        job: [sum(not text for text in of_job[name]) for name in ("before", "last")] for job, of_job in texts.items()
+    }
+    assert {before for before, _ in empty.values()} == {105}
+    assert "ends at once in 105 of the 122 held-out rows" in page
+    assert [empty[f"open-binary-seed-{seed}"][1] for seed in range(4)] == [117, 105, 6, 0]
+    assert "answers nothing in 117 rows (retrieval 0.02), seeds 2 and 3 in 6 and 0" in page
+    inputs = [row["input"].lower() for row in load_task("instructions").rows("held_out")]
+    copies = {
+        arm: [
+            sum(bool(text) and text.lower() in own for text, own in zip(texts[job]["last"], inputs, strict=True))
+            for seed in range(4)
+            for job in [f"open-{arm}-seed-{seed}"]
+        ]
+        for arm in ("cosine", "contrastive", "sft")
+    }
+    spans = [f"{min(counts)} to {max(counts)}" for counts in copies.values()]
+    assert f"{spans[0]} are copied from the instruction word for word ({spans[1]}, {spans[2]})" in page

@@ -1,5 +1,6 @@
 """The study of conversations: the driver with a tiny model, and its decision rule by hand."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Any
 
 import pytest
 from benchmarks.paired import Difference
-from benchmarks.study_settings import is_final
-from benchmarks.study_store import read_result, row_values
+from benchmarks.study_settings import is_final, tuning_table
+from benchmarks.study_store import all_results, read_result, row_values
 from benchmarks.turns_results import (
     gain,
     is_above,
@@ -16,6 +17,8 @@ from benchmarks.turns_results import (
     scores_by_arm,
     show_all,
     show_nim,
+    show_scores,
+    show_seeds,
     unlike_starts,
     verdicts,
 )
@@ -29,13 +32,14 @@ from benchmarks.turns_rows import (
     write_nim_rows,
 )
 
-from benchmarks import turns_study
+from benchmarks import turns_quotes, turns_study
 from support.talking import talking_model
 from vigneron.data.prompts import Row
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.run_data.load import load_data
 from vigneron.run_store import eval_rows
+from vigneron.run_store.archive import unpacked
 from vigneron.run_store.samples import Sample
 
 LISTS = ("debate", "consultancy")
@@ -299,3 +303,57 @@ def test_the_page_gives_the_rule_of_the_module() -> None:
     page = " ".join((ROOT / "docs" / "results" / "turns.md").read_text(encoding="utf-8").split())
     rule = " ".join((turns_study.__doc__ or "").partition("Decision rule")[2].split())
     assert rule in page
+
+
+@pytest.mark.slow
+def test_the_page_gives_the_numbers_of_the_logs() -> None:
+    results = ROOT / "docs" / "results"
+    page = (results / "turns.md").read_text(encoding="utf-8").replace("−", "-").replace("*", "").replace("`", "")
+    with unpacked(results / "logs" / "turns-study.tar.xz") as folder:
+        rows, quotes = all_results(folder), turns_quotes.show(folder)
+    tables = [show_scores(rows), show_seeds(rows), show_nim(rows), tuning_table(rows, "turns", lambda one: one["arm"])]
+    for line in "\n".join([*tables, quotes.partition("\n\n")[0]]).splitlines():
+        assert line in page
+    for line in verdicts(scores_by_arm(rows)):
+        answer = line.partition(": ")[2].partition(", ")[0].removeprefix("the calculator ").removeprefix("debate ")
+        assert all(said in page for said in (answer, *re.findall(r"[+-]\d\.\d{3} \(.+?\)", line)))
+    for number in re.findall(r"[+-]?\d\.\d{3}(?: \(.+?\))?", quotes.partition("\n\n")[2]):
+        assert number in page or float(number) < 0.02, "sets of several sizes: less than 2 %"
+    for arm in turns_study.ARMS:
+        for tuned, name in ((True, arm), (False, f"{arm}, tuning")):
+            taken = [one["seconds"] for one in rows if one.get("arm") == arm and one["tuned"] == tuned]
+            if f"| {name} | " in page.partition("| planned |")[2]:
+                planned = turns_study.job(turns_study.Setting(), ROOT, arm, 1e-5, 0, tuned=tuned).seconds
+                assert f"| {name} | {planned:.0f} | {min(taken):.0f} to {max(taken):.0f} |" in page
+    done = len(scores_by_arm(rows).get("nim", {}))
+    assert ("Nim has no held-out run yet" in page and "not yet (0 of 3 seeds)" in page) == (done == 0), (
+        f"the archive has {done} seeds of Nim: give the tables of `show`, the verdict and a new figure, and say "
+        "so in the page's first lines, its sections Nim and Time, docs/guides, docs/README.md and reference/recipes.md"
+    )
+
+
+def test_what_the_judge_saw_is_found_by_its_probability() -> None:
+    """Row 0 argues for X, row 1 for Y: after the same quotes their rewards cancel."""
+    held_out = turns_quotes.HeldOut("consultancy")
+    shown = ((("X", 1), ("Y", 2)), (("X", 2), ("X", 3), ("Y", 4)))
+    rewards = []
+    for number, row in enumerate(held_out.rows):
+        p = held_out.questions[number].probabilities[shown[number % 2 if number < 20 else 0]]
+        rewards.append(p - 0.5 if row["side"] == "X" else 0.5 - p)
+    seen = held_out.seen(rewards, [1.0] * len(rewards))
+    assert all(shown[n % 2 if n < 20 else 0] in found for n, found in enumerate(seen.sets))
+    assert seen.one_set == pytest.approx(190 / 200, abs=0.02)
+    assert seen.same_for_both_sides == pytest.approx(0.9, abs=0.02)
+    assert 2.0 < seen.numbers < 2.2
+    assert 0 < held_out.best_reward() < 0.5
+
+
+def test_a_judge_that_knows_all_numbers_is_right() -> None:
+    row = {"x": [90, 80, 70, 60], "y": [10, 20, 30, 40], "higher": "X"}
+    question = turns_quotes.Question(row, 8)
+    assert len(question.probabilities) == 256
+    assert question.right_with(8) == 1
+    assert question.right_with(0) == 0.5 + 0.5  # X where both are equally likely
+    assert question.explain(0.5, "X") == question.explain(-0.5, "Y")
+    assert turns_quotes.PLACES in question.explain(0.5, "X")
+    assert question.most_for("Y") < 0.5 < question.most_for("X") + 0.01

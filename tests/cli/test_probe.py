@@ -64,7 +64,12 @@ def test_which_reward() -> None:
     assert none.interval[1] == pytest.approx(1.96**2 / (256 + 1.96**2))
     assert "even the upper bound of p0 gives 0.47 hits in a step and 47 in 100 steps" in said(none, config_of())
     assert 'embedder: "lexical"}`, a dense reward' in said(none, config_of()), "answers are words"
-    assert 'embedder: "minilm"}`, a dense reward' in said(replace(none, answer_tokens=7), config_of())
+    several = replace(none, answer_tokens=7)
+    assert "`reward: {kind: token_f1}`, a dense reward, more samples a step, or SFT" in said(several, config_of())
+    assert 'embedder: "minilm"}]' in said(several, config_of(prompts_per_step=16)), "annealed with an embedder"
+    assert "0.18" not in said(several, config_of())
+    some = replace(PLAIN, hits=2, hits_by_prompt=(1, 1) + (0,) * 30)
+    assert "from 0.18 hits a step it learned as well" in said(some, config_of(prompts_per_step=1))
     assert "annealed" in said(none, config_of(prompts_per_step=16))
     assert said(none, config_of({"kind": "semantic"})) == "", "it is dense"
     assert said(none, config_of({"kind": "semantic"}, prompts_per_step=16)) == "", "of open answers, none is equal"

@@ -3,17 +3,20 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from support import TESTS
+from vigneron import api
 from vigneron.policy.cuda_graphs import CudaGraphs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 CAPTURE_FREE_CAPTURE = """
 import torch
+from vigneron import api
 from vigneron.policy.cuda_graphs import CudaGraphs
 
 device = torch.device("cuda")
@@ -26,6 +29,14 @@ for rows in (100, 1000, 3000, 200):
     torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=0)
     del result
     graphs.clear()
+from vigneron.policy.cuda_graphs import release_pools
+before = torch.cuda.memory_reserved()
+release_pools()
+torch.cuda.empty_cache()
+assert torch.cuda.memory_reserved() < before - 2**25, (torch.cuda.memory_reserved(), before)
+for _ in range(3):  # into a new pool
+    result = graphs.run(rows, lambda x: (x @ x.T).relu(), [given])
+torch.testing.assert_close(result.double(), expected, atol=1e-3, rtol=0)
 print("captured", graphs.available)
 """
 
@@ -62,3 +73,15 @@ def test_graphs_that_are_garbage_are_not_destroyed_during_a_capture() -> None:
     for _ in range(3):
         result = again.run("product", product, [given])
     torch.testing.assert_close(result.cpu(), given @ given.T, atol=1e-3, rtol=1e-3)
+
+
+def test_a_later_run_of_a_process_has_the_memory_of_an_earlier_one(tmp_path: Path, tiny_folder: Path) -> None:
+    """Graphs of passes are large, and nobody can have their memory while one graph of their pool is left."""
+    config = (f"model.name={tiny_folder}", "model.memory_gb=4", "model.compile=false", "steps=6", "eval_every=6")
+    sizes = []
+    for name in ("first", "second", "third"):
+        run = api.train("grpo-antonyms", *config, name=name, runs=tmp_path)  # `run` holds the model of the one before
+        sizes.append((run.config.microbatch_tokens, run.config.model.cache_gb))
+        assert all(weight.grad is None for weight in run.policy.model.parameters())
+    assert [tokens for tokens, _ in sizes] == [sizes[0][0]] * 3
+    assert [cache for _, cache in sizes] == pytest.approx([sizes[0][1]] * 3, rel=0.05)

@@ -4,10 +4,12 @@ import gc
 import weakref
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vigneron.policy.cuda_graphs import no_collections, round_to_bucket
+from vigneron.policy import cuda_graphs
+from vigneron.policy.cuda_graphs import no_collections, release_pools, round_to_bucket
 
 
 @given(st.integers(1, 10**6), st.sampled_from([4, 8]))
@@ -47,3 +49,22 @@ def test_nothing_is_collected_during_a_capture(enabled: bool) -> None:
     finally:
         gc.set_threshold(*thresholds)
         (gc.enable if before else gc.disable)()
+
+
+def test_a_pool_is_kept_until_its_graphs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bookkeeping, without a GPU; `tests/gpu/test_graph_pool_cuda.py` has the memory."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(cuda_graphs, "_capture", lambda function, device, pool: (Cycle(), function()))
+    device = torch.device("cpu")
+    first, _ = cuda_graphs.capture(lambda: 1, device)
+    pool = cuda_graphs._pools[device]
+    release_pools()
+    assert cuda_graphs._pools[device] is pool
+    del first
+    gc.collect()
+    second, _ = cuda_graphs.capture(lambda: 2, device)
+    assert cuda_graphs._pools[device] is pool, "within a run a pool stays, though its graphs were dropped"
+    del second
+    gc.collect()
+    release_pools()
+    assert not cuda_graphs._pools

@@ -1,6 +1,5 @@
 """`vigneron compare`: train the runs that are missing, collect all of them, and write the comparison."""
 
-import gc
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -123,12 +122,5 @@ def train_or_resume(console: Console, run: PlannedRun) -> None:
     except Stopped:
         say(console, "run the same `vigneron compare` again to resume")
         raise
-    free_memory()
-
-
-def free_memory() -> None:
-    """The next run measures free memory, and compiles for its own model."""
-    gc.collect()
     if torch.cuda.is_available():
-        torch.compiler.reset()
-        torch.cuda.empty_cache()
+        torch.compiler.reset()  # the next run compiles for its own model

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,13 @@ def round_up(number: int, step: int) -> int:
 def round_to_bucket(count: int, *, per_doubling: int = 4, smallest_step: int = 1) -> int:
     """Round up to one of `per_doubling` sizes between powers of two, so that shapes repeat and can be graphs."""
     return round_up(count, max(smallest_step, 2 ** (count.bit_length() - 1) // per_doubling))
+
+
+_captured: WeakSet[Any] = WeakSet()
+"""The graphs that somebody holds."""
+_pools: dict[torch.device, tuple[Any, Any]] = {}
+"""By device: the pool, and a small graph that keeps it in use: torch's expandable segments cannot be captured into
+again after all graphs of a pool are gone."""
 
 
 class CudaGraphs:
@@ -175,9 +183,11 @@ def warm_up(function: Callable[[], Any], device: torch.device) -> None:
 
 
 def capture(function: Callable[[], Any], device: torch.device) -> tuple[Any, Any]:
-    pool, _ = _pool(device)
+    pool = _pool(device)
     with inner_phase("capture"):
-        return _capture(function, device, pool)
+        graph, result = _capture(function, device, pool)
+    _captured.add(graph)
+    return graph, result
 
 
 def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tuple[Any, Any]:
@@ -188,6 +198,13 @@ def _capture(function: Callable[[], Any], device: torch.device, pool: Any) -> tu
     ):
         result = function()
     return graph, result
+
+
+def release_pools() -> None:
+    """Let torch give back the memory of graphs that are all gone, those of an earlier run of this process. Until then
+    it is kept for the next graphs, and nothing else can have it."""
+    if not _captured:
+        _pools.clear()
 
 
 @contextmanager
@@ -203,12 +220,11 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-@cache
-def _pool(device: torch.device) -> tuple[Any, Any]:
-    """The pool, and a small graph that keeps it in use: torch's expandable segments cannot be captured into again after
-    all graphs of a pool are gone."""
-    pool = torch.cuda.graph_pool_handle()
-    return pool, _capture(lambda: torch.zeros(1, device=device), device, pool)
+def _pool(device: torch.device) -> Any:
+    if device not in _pools:
+        pool = torch.cuda.graph_pool_handle()
+        _pools[device] = pool, _capture(lambda: torch.zeros(1, device=device), device, pool)
+    return _pools[device][0]
 
 
 @cache

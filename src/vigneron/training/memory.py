@@ -1,5 +1,6 @@
 """Memory: how many tokens fit into a forward and backward pass."""
 
+import gc
 import os
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from vigneron.core.draws import Sampling
 from vigneron.distributed import ranks
 from vigneron.errors import UserError
 from vigneron.policy.compiling import decoder_layers
+from vigneron.policy.cuda_graphs import release_pools
 from vigneron.policy.fused_head import HEAD_CHUNK
 from vigneron.policy.held_weights import MATRICES
 from vigneron.policy.load import checkpoint_activations
@@ -69,6 +71,14 @@ def grow_segments(config: Config, device: torch.device) -> None:
     hands_over = sampling.kind == "ray" or (sampling.kind == "vllm" and sampling.url is None)
     grows = here and not hands_over
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{grows}")
+
+
+def clear_memory(device: torch.device) -> None:
+    """Give back what earlier runs of this process have left, before anything of this run is loaded."""
+    if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_reserved(device):
+        gc.collect()
+        release_pools()
+        torch.cuda.empty_cache()
 
 
 def limit_memory(config: Config, device: torch.device) -> None:

@@ -237,6 +237,7 @@ class Run:
     def close(self) -> None:
         """Close everything, whatever one part raises."""
         with ExitStack() as stack:
+            stack.callback(self._drop_passes)
             stack.callback(self.output.close, self.step)
             if self.remote is not None:
                 stack.callback(self.remote.close)
@@ -245,3 +246,10 @@ class Run:
             stack.callback(self.reward.close)
             if self.async_rollout is not None:
                 stack.callback(self.async_rollout.close)
+
+    def _drop_passes(self) -> None:
+        """What only training needs of the model, which may be used on: gradients, and the graphs of passes."""
+        self.policy.drop_graphs()
+        self.policy.model.zero_grad(set_to_none=True)
+        if self.reference.is_loaded:
+            self.reference.policy.drop_graphs()
