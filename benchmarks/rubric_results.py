@@ -4,6 +4,7 @@ missing could change it; until then, "not yet"."""
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.paired import Difference, paired_difference, table
 from benchmarks.study_settings import SEEDS, not_yet
@@ -19,6 +20,11 @@ ARMS = ("grpo", "rejection", "grape-paper", "grape-on-policy", "grape-topr", "gr
 ASKED = {"bare": "without the prompt", "prompted": "with it", "revised": "revising a wrong answer"}
 RIGHT = "inverse variance"
 """The right weights."""
+MARKERS = ("o-", "s-", "v--", "x--", "D-", "^:")
+"""Of the arms: lines that lie on each other can be told apart."""
+REVISED_FROM = 51
+"""The first step with revisions: a question comes again."""
+SHOWN_STEPS = (0, 20, 40, 60, 100, 200)
 # Rules 1 and 2.
 BEATS_BY, LOSES_BY = 0.05, 0.02
 
@@ -143,6 +149,19 @@ def show_categories(rows: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
+def show_curves(rows: Sequence[Result]) -> str:
+    """The mean score of each kind over the steps, to see what revisions add after step 51."""
+    runs = [one for one in rows if one.get("part") == "categories" and one["tuned"]]
+    lines = [["kind", "arm", *(f"step {step}" for step in SHOWN_STEPS)]]
+    for kind, categories in KINDS.items():
+        for arm in ARMS:
+            curves = [one["curve"] for one in runs if one["arm"] == arm]
+            if curves and all(str(step) in curves[0] for step in SHOWN_STEPS):
+                at = [mean([curve[str(step)][c] for curve in curves for c in categories]) for step in SHOWN_STEPS]
+                lines.append([kind, arm, *(f"{value:.3f}" for value in at)])
+    return table(lines)
+
+
 def confidence_verdict(against: Mapping[str, Difference]) -> str:
     """Rule 4, from the differences to `flat` that have all seeds."""
     if RIGHT not in against:
@@ -172,32 +191,60 @@ def show_confidence(rows: Sequence[Result]) -> str:
 
 
 def draw(rows: Sequence[Result], file: Path) -> None:
-    """The score of every category over the steps, and the accuracy under noise."""
+    """The score of every category over the steps, the differences that decide, and the accuracy under noise."""
     from matplotlib.figure import Figure
 
     from vigneron.report.figures import COLOURS, as_svg
 
-    figure = Figure(figsize=(16, 7), layout="constrained")
-    axes = figure.subplots(2, 5)
+    figure = Figure(figsize=(17, 7.5), layout="constrained")
+    axes = figure.subplots(2, 5, width_ratios=(1, 1, 1, 1, 1.25))
     runs = [one for one in rows if one.get("part") == "categories" and one["tuned"]]
-    for line, categories in enumerate(KINDS.values()):
+    for line, (kind, categories) in enumerate(KINDS.items()):
         for place, category in enumerate(categories):
+            axis = axes[line][place]
             for at, arm in enumerate(ARMS):
                 curves = [one["curve"] for one in runs if one["arm"] == arm]
                 if curves:
                     steps = sorted(int(step) for step in curves[0])
                     values = [mean([curve[str(step)][category] for curve in curves]) for step in steps]
-                    axes[line][place].plot(steps, values, color=COLOURS[at % len(COLOURS)], label=arm)
-            axes[line][place].set(title=category, xlabel="step", ylim=(-0.02, 1.02))
+                    style = {"markersize": 4, "markevery": 3, "color": COLOURS[at], "label": arm}
+                    axis.plot(steps, values, MARKERS[at], **style)
+            axis.axvline(REVISED_FROM, color="grey", linewidth=0.8, linestyle=":")
+            axis.set(title=category, xlabel="step", ylabel=f"{kind}: held-out score", ylim=(-0.03, 1.03))
+            axis.locator_params(nbins=5)
+            axis.label_outer()
+    _draw_differences(axes[0][4], category_values(rows), COLOURS)
+    _draw_confidence(axes[1][4], rows)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), frameon=False)
+    file.write_text(as_svg(figure), encoding="utf-8")
+
+
+def _draw_differences(axis: Any, values: Mapping[str, Values], colours: Sequence[str]) -> None:
+    """Of every GRAPE arm to both baselines, over the rows of each kind, from the top in the arms' order."""
+    names: list[str] = []
+    for base in BASELINES:
+        for kind, categories in KINDS.items():
+            for arm in values:
+                beside = compare(values, arm, categories).get(base) if arm.startswith("grape") else None
+                if beside is not None:
+                    at = ARMS.index(arm)
+                    y = len(names) + 0.15 * (at - 3.5)
+                    bounds = [[beside.mean - beside.low], [beside.high - beside.mean]]
+                    axis.errorbar(beside.mean, y, xerr=bounds, fmt=MARKERS[at][0], markersize=4, color=colours[at])
+            names.append(f"{kind}\n− {base}")
+    axis.axvline(0, color="grey", linewidth=0.8)
+    axis.set_yticks(range(len(names)), names)
+    axis.locator_params(axis="x", nbins=5)
+    axis.set(title="difference, 95 %", ylim=(len(names) - 0.5, -0.5))
+
+
+def _draw_confidence(axis: Any, rows: Sequence[Result]) -> None:
     noisy = [one for one in rows if one.get("part") == "confidence" and one["tuned"]]
     names = list(dict.fromkeys(one["arm"] for one in noisy))
     for at, arm in enumerate(names):
         accuracies = [mean(one["scores"]["last"]) for one in noisy if one["arm"] == arm]
-        axes[0][4].bar(at, mean(accuracies), color=COLOURS[at % len(COLOURS)])
-        axes[0][4].plot([at] * len(accuracies), accuracies, "k.")
-    axes[0][4].set_xticks(range(len(names)), names, rotation=20)
-    axes[0][4].set(title="noisy judges: held-out accuracy")
-    axes[1][4].set_visible(False)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), frameon=False)
-    file.write_text(as_svg(figure), encoding="utf-8")
+        axis.plot(accuracies, [at] * len(accuracies), "k.")
+        axis.plot([mean(accuracies)], [at], "k|", markersize=16)
+    axis.set_yticks(range(len(names)), names)
+    axis.set(title="confidences: each seed, and the mean", xlabel="held-out accuracy", ylim=(len(names) - 0.5, -0.5))

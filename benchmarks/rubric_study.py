@@ -48,7 +48,7 @@ from pathlib import Path
 
 from benchmarks.noisy_verdicts import CONFIDENCES, rubric_file, write_rubric
 from benchmarks.pieces import Study, parse, run_study
-from benchmarks.rubric_results import ASKED, draw, show_categories, show_confidence, show_success
+from benchmarks.rubric_results import ASKED, draw, show_categories, show_confidence, show_curves, show_success
 from benchmarks.rubric_scores import RUBRIC, finish_categories, measure_success
 from benchmarks.study_jobs import Job, Plan, available
 from benchmarks.study_settings import (
@@ -109,7 +109,8 @@ def smoke(model: str) -> Setting:
     return Setting(**smallest(model), **few, **short)  # type: ignore[arg-type]
 
 
-# What an evaluation and a step are planned to take on an H200 with a second process beside, in seconds: guesses.
+# What an evaluation and a step are planned to take on an H200 with a second process beside, in seconds: guesses. With
+# ten processes of three studies on one H200, a step of GRAPE took 0.53 to 0.73 (docs/results/rubric-study.md).
 EVALUATION_S = 0.4
 STEP_S = {"grpo": 0.12, "rejection": 0.13, "confidence": 0.09}
 GRAPE_STEP_S = 0.2
@@ -229,7 +230,8 @@ def plan(setting: Setting, arms: Sequence[str], confidences: Sequence[str], runs
 def show(every: Sequence[Result], figure: Path | None) -> None:
     results = current(every, lambda one: (one["part"], one["arm"]), chosen_label)
     tables = [tuning_table(results, part, lambda one: one["arm"]) for part in ("categories", "confidence")]
-    print(show_success(results), *tables, show_categories(results), show_confidence(results), sep="\n\n")
+    shown = (show_categories, show_curves, show_confidence)
+    print(show_success(results), *tables, *(one(results) for one in shown), sep="\n\n")
     if figure is not None:
         draw(results, figure)
 

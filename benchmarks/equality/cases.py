@@ -125,7 +125,7 @@ TRAINED: dict[str, Recipe] = {
 FULL: dict[str, Recipe] = {
     "dpo-reference-free": method("dpo", pairs="sampled", reference_free=True),
     "grape-generation-prompt": grape(mix={"fresh": 0.5, "revised": 0.5}, trained_under="generation_prompt"),
-    "grape-proportion": grape(mix={**MIX, "by": "proportion"}, kl={"coefficient": 0.0}),
+    "grape-proportion": grape(mix={**MIX, "by": "proportion"}, baseline="group", kl={"coefficient": 0.0}),
     "grpo-kl-k2": grpo(kl={"coefficient": 0.04, "estimator": "k2"}, updates_per_step=2),
     "grpo-kl-k3": grpo(kl={"coefficient": 0.04, "estimator": "k3"}, updates_per_step=2),
     "grpo-kl-off": grpo(kl={"coefficient": 0.0}),

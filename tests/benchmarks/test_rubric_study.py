@@ -2,14 +2,15 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.paired import Difference
+from benchmarks.paired import Difference, paired_difference
 from benchmarks.rubric_results import (
+    ARMS,
     HIDDEN,
     STATED,
     Values,
@@ -17,6 +18,7 @@ from benchmarks.rubric_results import (
     category_verdict,
     confidence_verdict,
     default_arm,
+    differ,
     kind_verdict,
     loses,
     show_categories,
@@ -26,8 +28,9 @@ from benchmarks.rubric_results import (
 )
 from benchmarks.rubric_scores import Answered, by_category, revisions
 from benchmarks.rubric_study import RATES, guide
-from benchmarks.study_settings import chosen_rate, tuning_table
-from benchmarks.study_store import Result, all_results, read_result
+from benchmarks.study_jobs import is_done
+from benchmarks.study_settings import chosen_rate
+from benchmarks.study_store import Result, all_results, mean, read_result
 
 from benchmarks import noisy_verdicts, rubric_study
 from support.tiny_models import long_tiny_folder
@@ -38,6 +41,7 @@ from vigneron.rewards.rubric import grape_reward
 from vigneron.rubric.prompts import generation_prompt
 from vigneron.rubric.read import read_rubric
 from vigneron.run_store.archive import unpacked
+from vigneron.run_store.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -337,17 +341,123 @@ def test_the_page_gives_the_rule_of_the_module() -> None:
     assert rule in page
 
 
+RESULTS = ROOT / "docs" / "results"
+TRAINED = {"drawn/gap": ((10, 50, 100, 200), 2), "grad_norm/actor": ((10, 50, 100, 200), 1)}
+CUT = {"eval/completions/clipped_ratio": ((200,), 3)}
+
+
+@pytest.fixture(scope="module")
+def logs() -> Iterator[Path]:
+    with unpacked(RESULTS / "logs" / "rubric-study.tar.xz") as folder:
+        yield folder
+
+
+def page_text() -> str:
+    text = (RESULTS / "rubric-study.md").read_text(encoding="utf-8").replace("*", "").replace("`", "")
+    return text.replace("−0", "-0")
+
+
+def rows_of(text: str) -> list[str]:
+    """The rows of its tables that have numbers with three digits."""
+    return [line for line in text.splitlines() if line.startswith("| ") and re.search(r"\d\.\d{3}", line)]
+
+
+def trained(folder: Path, arm: str, key: str, step: int) -> float | None:
+    """The mean of a metric over the arm's held-out runs."""
+    found = []
+    for seed in range(4):
+        lines = (folder / f"{arm}-seed-{seed}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        found += [record.get(key) for line in lines if (record := json.loads(line))["step"] == step]
+    assert len(found) == 4
+    return None if None in found else mean(found)
+
+
+def training_row(folder: Path, arm: str) -> str:
+    cells = [
+        "–" if (value := trained(folder, arm, key, step)) is None else f"{value:.{digits}f}"
+        for key, (steps, digits) in (TRAINED | CUT).items()
+        for step in steps
+    ]
+    return f"| {arm} | {' | '.join(cells)} |"
+
+
 @pytest.mark.slow
-def test_the_page_gives_the_numbers_of_the_logs() -> None:
-    results = ROOT / "docs" / "results"
-    page = (results / "rubric-study.md").read_text(encoding="utf-8").replace("*", "").replace("`", "")
-    with unpacked(results / "logs" / "rubric-study.tar.xz") as folder:
-        rows = all_results(folder)
-    for part in ("categories", "confidence"):
-        for line in tuning_table(rows, part, lambda one: one["arm"]).splitlines()[2:]:
-            assert line in page
-    for line in show_success(rows).splitlines()[2:-1]:
-        assert line in page
-    for category in STATED:
-        shown = next(line for line in show_categories(rows).splitlines() if line.startswith(f"| {category} |"))
-        assert shown in page
+def test_the_page_gives_the_numbers_of_the_logs(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tables are those of `show` and of the logs' metrics, no row more and none less."""
+    rubric_study.show(all_results(logs), None)
+    shown = capsys.readouterr().out
+    tables = [*rows_of(shown), *(training_row(logs, arm) for arm in ARMS)]
+    assert sorted(row for row in rows_of(page_text()) if "(2e-5)" not in row) == sorted(tables)
+    for verdict in ("The default, by rule 3: grape-topr.", "Confidence: no difference."):
+        assert verdict in shown
+        assert verdict in page_text()
+
+
+@pytest.mark.slow
+def test_the_text_of_the_page_gives_the_numbers_of_the_logs(logs: Path) -> None:
+    page, rows = " ".join(page_text().split()), all_results(logs)
+    values = category_values(rows)
+    grpo, rejecting, paper, clean, shuffled = (
+        differ(values["grape-topr"], values["grpo"], HIDDEN),
+        differ(values["grape-topr"], values["rejection"], HIDDEN),
+        differ(values["grape-topr"], values["grape-paper"], (*HIDDEN, *STATED)),
+        *(paired_difference(noisy_rows(rows, arm), noisy_rows(rows, "flat")) for arm in ("clean", "shuffled")),
+    )
+    assert grpo is not None
+    assert rejecting is not None
+    assert paper is not None
+    assert clean is not None
+    assert shuffled is not None
+    revised = [trained(logs, "grape-failures", "origin/revised", step) or 0.0 for step in range(60, 201, 10)]
+    first = {arm: mean([one["curve"]["40"][c] for one in runs_of(rows, arm) for c in HIDDEN]) for arm in ARMS}
+    assert first["grape-topr"] == first["grape-failures"], "no revisions yet"
+    timed = [one["seconds"] for one in rows if "seconds" in one]
+    grape = [one["seconds"] for arm in ARMS if arm.startswith("grape") for one in runs_of(rows, arm)]
+    rejection = [one["seconds"] for one in runs_of(rows, "rejection")]
+    noisy = [one["seconds"] for one in rows if one.get("part") == "confidence" and one["tuned"]]
+    steps = {arm: [one["step_s"] for one in runs_of(rows, arm)] for arm in ("rejection", "grape-topr")}
+    for said in (
+        f"ends {grpo.mean:.3f} above it (95 %: {grpo.low:.3f} to {grpo.high:.3f})",
+        f"{rejecting.mean:.3f} above rejection sampling ({rejecting.low:.3f} to {rejecting.high:.3f})",
+        f"{paper.mean:.3f} ({paper.low:.3f} to {paper.high:.3f}) above the paper's form",
+        f"accuracy is {clean.mean:.3f} ({clean.low:.3f} to {clean.high:.3f}) above that of equal weights",
+        f"(shuffled) is lower by {-shuffled.mean:.3f}",
+        f"score of hidden forms is {first['grape-topr']:.3f}",
+        f"({100 * mean(revised):.0f} % of the samples)",
+        f"grows to {trained(logs, 'grape-paper', 'drawn/gap', 200):.1f} nats per token",
+        f"the gap falls to {trained(logs, 'grape-topr', 'drawn/gap', 200):.1f}",
+        f"its steps took {min(steps['rejection']):.2f} to {max(steps['rejection']):.2f} s",
+        f"those of grape-topr {min(steps['grape-topr']):.2f} to {max(steps['grape-topr']):.2f} s",
+        f"the {len(timed)} results that have their time took {sum(timed) / 60:.0f} minutes",
+        f"took {min(grape):.0f} to {max(grape):.0f} s (50 planned)",
+        f"of rejection sampling {min(rejection):.0f} to {max(rejection):.0f} s (36)",
+        f"of the study of confidence {min(noisy):.0f} to {max(noisy):.0f} s (17)",
+        f"{len(rows)} jobs on one H200",
+    ):
+        assert said in page
+
+
+def noisy_rows(rows: Sequence[Result], arm: str) -> list[list[float]]:
+    own = {"part": "confidence", "tuned": True, "arm": arm}
+    return [one["scores"]["last"] for one in rows if own.items() <= one.items()]
+
+
+def runs_of(rows: Sequence[Result], arm: str) -> list[Result]:
+    return [one for one in rows if one.get("part") == "categories" and one["tuned"] and one["arm"] == arm]
+
+
+@pytest.mark.slow
+def test_the_logs_are_of_the_jobs_of_the_study(logs: Path) -> None:
+    """Nothing is left to do; and a run's config is its job's, whose key alone would not tell that a default changed."""
+    found = rubric_study.study(rubric_study.Setting(), logs).plan(logs)
+    assert not found.more
+    assert all(is_done(job, logs) for job in found.jobs)
+    assert {job.name for job in found.jobs} == {file.parent.name for file in logs.glob("*/result.json")}
+    compared = ("method", "reward", "sampling", "optimizer", "seed", "steps", "prompts_per_step", "group_size")
+    for job in found.jobs:
+        one, other = (config.model_dump() for config in (job.config(), RunFolder.open(logs / job.name).config()))
+        own = [{key: of[key] for key in (*compared, "max_new_tokens", "eval_every")} for of in (one, other)]
+        if job.labels["part"] == "confidence":  # a rubric of the run's own folder
+            for of in own:
+                of["reward"]["file"] = Path(of["reward"]["file"]).name
+        assert own[0] == own[1], job.name

@@ -32,6 +32,7 @@ from vigneron.training.setup.start import start_run
 
 pytestmark = pytest.mark.usefixtures("grape_functions")
 NO_KL = {"kl": {"coefficient": 0.0}}
+PAPER = {"correction": "none", "baseline": "group"}
 OTHER = {"items": [VOWELS], "generate": "Use many vowels."}
 RARELY = 1e-12
 """A share of the mix that no draw falls into."""
@@ -76,6 +77,9 @@ def test_without_revisions_and_prompts_every_variant_is_grpo(tmp_path: Path, roo
     rubric.write_text(yaml.safe_dump({"category_column": "category", "categories": categories}))
     methods: dict[str, dict[str, Any]] = {
         "grpo": {"name": "grpo", **NO_KL},
+        "default": grape(mix={"fresh": 1.0}),
+        "default, two origins": grape(mix={"fresh": 1.0, "revised": RARELY}),
+        "paper": grape(mix={"fresh": 1.0}, **PAPER),
         "topr": grape(mix={"fresh": 1.0}, correction="topr"),
         "origins": grape(mix={"fresh": 1.0, "revised": RARELY}, baseline="origin", revise="failures"),
         "luffy": grape(mix={"fresh": 1.0, "demonstrated": RARELY}, demonstration_gamma=0.1),
@@ -218,12 +222,13 @@ HALVES = {"fresh": 0.5, "revised": 0.5, "by": "proportion"}
 @pytest.mark.parametrize(
     ("options", "cancel"),
     [
-        ({"mix": THIRDS}, True),
-        ({"mix": HALVES, "baseline": "origin"}, True),
-        ({"mix": THIRDS, "baseline": "origin"}, False),
-        ({"mix": HALVES, "correction": "topr"}, False),
-        ({"mix": HALVES, "correction": "truncated"}, False),
-        ({"mix": THIRDS, "demonstration_gamma": 0.1}, False),
+        ({**PAPER, "mix": THIRDS}, True),
+        ({**PAPER, "mix": HALVES, "baseline": "origin"}, True),
+        ({**PAPER, "mix": THIRDS, "baseline": "origin"}, False),
+        ({**PAPER, "mix": HALVES, "correction": "topr"}, False),
+        ({**PAPER, "mix": HALVES, "correction": "truncated"}, False),
+        ({**PAPER, "mix": THIRDS, "demonstration_gamma": 0.1}, False),
+        ({"mix": HALVES}, False),
         ({"self_distillation": {"sees": "generation_prompt"}}, False),
     ],
 )
@@ -332,7 +337,7 @@ def test_the_generation_prompt_as_help(tmp_path: Path, roomy_folder: Path) -> No
 def test_reward_share_and_advantage_of_each_origin_are_logged_and_drawn(tmp_path: Path, roomy_folder: Path) -> None:
     rubric = write_rubric(tmp_path, VOWELS)
     mix = {"fresh": 0.5, "revised": 0.25, "demonstrated": 0.25, "by": "proportion"}
-    method = grape(mix=mix, baseline="origin")
+    method = grape(mix=mix, baseline="origin", correction="none")
     given = recipe(tmp_path, roomy_folder, rubric, steps=2, prompts_per_step=10, group_size=8, method=method)
     trained = api.train(check_config(given, "tiny"), name="run", runs=tmp_path)
     records = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
@@ -399,6 +404,9 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: P
         ({"scaffold": {}, "trained_under": "generation_prompt"}, "set `trained_under: question`"),
         ({"self_distillation": {}, "mix": {"fresh": 0.5, "revised": 0.5}}, "leave out `mix`"),
         ({"self_distillation": {}, "correction": "topr"}, "`correction` has no effect with `self_distillation`"),
+        ({"self_distillation": {}, "baseline": "origin"}, "all responses of `mix` have one origin"),
+        ({"trained_under": "generation_prompt", "mix": {"fresh": 1.0}, "correction": "topr"}, "has no effect"),
+        ({"mix": {**HALVES, "fresh": 2.0}}, "`group_size` to 10 or more, .*, or `method.baseline: group`"),
         ({"self_distillation": {}, "level": "geometric", "aggregation": "samples"}, "set `level: token`"),
     ],
 )
@@ -407,6 +415,45 @@ def test_an_option_without_effect_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=why):
         check_config(recipe(tmp_path, tiny_folder, "rubric.yaml", method={"name": "grape", **options}), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("options", "correction", "baseline"),
+    [
+        ({}, "topr", "origin"),
+        ({"mix": {"fresh": 1}}, "topr", "group"),
+        ({"mix": {"revised": 1}}, "topr", "group"),
+        ({"mix": {"fresh": 0.9, "demonstrated": 0.1}}, "topr", "origin"),
+        ({"self_distillation": {}}, "none", "group"),
+        ({"level": "sequence", "aggregation": "sum_over_samples"}, "none", "origin"),
+        ({"level": "geometric", "aggregation": "samples", "mix": {"fresh": 1}}, "none", "group"),
+        ({"trained_under": "generation_prompt", "mix": {"fresh": 1}}, "none", "group"),
+        ({"trained_under": "generation_prompt"}, "topr", "origin"),
+        (PAPER, "none", "group"),
+    ],
+)
+def test_an_unset_correction_or_baseline_without_an_effect_is_left_out(
+    options: dict[str, Any], correction: str, baseline: str
+) -> None:
+    method = check_method(**options)
+    assert (method.correction, method.baseline) == (correction, baseline)
+    assert GrapeConfig.model_validate(method.model_dump(mode="json")) == method
+
+
+def test_a_run_of_an_earlier_version_keeps_the_papers_form(tmp_path: Path, tiny_folder: Path) -> None:
+    """Its config may lack both keys, which had the paper's defaults; one that it has is kept."""
+    for options, expected in (({}, ("none", "group")), ({"correction": "topr"}, ("topr", "group"))):
+        given = recipe(tmp_path, tiny_folder, "rubric.yaml", method=grape(**options))
+        before, now = (check_config(given, "tiny", stored=stored).method for stored in (True, False))
+        assert (before.correction, before.baseline) == expected  # type: ignore[union-attr]
+        assert (now.correction, now.baseline) == ("topr", "origin")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mix", [3, "fresh", {"fresh": "half"}, {"fresh": 0.0}, {"stale": 1.0}])
+def test_a_wrong_mix_is_the_only_error(tmp_path: Path, tiny_folder: Path, mix: Any) -> None:
+    with pytest.raises(UserError, match=r"method\.mix") as error:
+        check_config(recipe(tmp_path, tiny_folder, "rubric.yaml", method=grape(mix=mix)), "tiny")
+    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,8 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
     elif hits >= ENOUGH_HITS:
         yield (
             f"`method: {{name: grpo}}` as well: {both}, but even its lower bound gives {hits:.1f} hits in a step "
-            "without them, and where the bare question had hits, GRPO did better than GRAPE (docs/results/grape.md)"
+            "without them, and where the bare question has hits, GRPO did as well or better "
+            "(docs/results/rubric-study.md)"
         )
 
 

@@ -112,7 +112,7 @@ def an_origin_can_be_compared(config: TopLevel) -> None:
     if mix.by == "proportion" and config.group_size < least:
         raise ValueError(
             "`baseline: origin` needs two responses of an origin in a group: set `group_size` to "
-            f"{least} or more, or `method.mix.by: probability`"
+            f"{least} or more, `method.mix.by: probability`, or `method.baseline: group`"
         )
 
 

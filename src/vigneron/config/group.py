@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
 from vigneron.config.kl import GrpoKlConfig
 from vigneron.config.options import Aggregation, MethodOptions
-from vigneron.config.values import NotNegative, Positive, Share, Strict
+from vigneron.config.values import NotNegative, Positive, Share, Strict, as_before
 
 # Options of the clipped ratio.
 CLIPPING = ("clip_epsilon", "clip_epsilon_high", "clip_delta", "level")
@@ -100,6 +100,10 @@ class MixConfig(Strict):
     by: Literal["probability", "proportion"] = "probability"
     """probability: every sample draws its origin. proportion: every group has the same counts."""
 
+    @property
+    def has_one_origin(self) -> bool:
+        return [self.fresh, self.revised, self.demonstrated].count(0) == 2
+
     @model_validator(mode="after")
     def some_are_sampled(self) -> "MixConfig":
         if self.fresh + self.revised == 0:
@@ -146,13 +150,15 @@ class GrapeConfig(GroupRelativeConfig):
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The prompt of all responses in training, whichever prompt they were sampled from."""
-    correction: Literal["none", "truncated", "topr"] = "none"
+    correction: Literal["none", "truncated", "topr"] = "topr"
     """Weights of sampled responses whose training prompt is not their sampling prompt. none: 1 (the paper). truncated:
     min(1, π₀(token | training prompt) / π₀(token | sampling prompt)). topr: 1 where the advantage is not negative, else
-    min(1, that ratio of the whole response) (TOPR)."""
-    baseline: Literal["group", "origin"] = "group"
+    min(1, that ratio of the whole response) (TOPR). Unset: none where it has no effect, and with other levels than
+    token."""
+    baseline: Literal["group", "origin"] = "origin"
     """What a reward is compared with. group: the mean of its group (the paper). origin: of the group's responses of the
-    same origin; one alone has advantage 0, and the dataset's answer is compared with the group."""
+    same origin; one alone has advantage 0, and the dataset's answer is compared with the group. Unset: group where all
+    responses have one origin."""
     revise: Literal["all", "failures"] = "all"
     """failures: only questions whose last group failed get revisions, the others fresh responses instead."""
     fails_by: Literal["reward", "check"] = "reward"
@@ -180,10 +186,24 @@ class GrapeConfig(GroupRelativeConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def on_policy_all_are_fresh(cls, given: Any) -> Any:
-        """`self_distillation` samples for the bare question alone."""
-        on_policy = isinstance(given, Mapping) and given.get("self_distillation") is not None
-        return {"mix": {"fresh": 1.0}, **given} if on_policy else given
+    def without_defaults_that_have_no_effect(cls, given: Any, info: ValidationInfo) -> Any:
+        """Fill in what is unset: on policy all answers are fresh, and what would have no effect is left out. Runs of
+        earlier versions had the paper's form."""
+        given = as_before(given, info, correction="none", baseline="group")
+        if not isinstance(given, Mapping):
+            return given
+        on_policy = given.get("self_distillation") is not None
+        unset: dict[str, Any] = {"mix": {"fresh": 1.0}} if on_policy else {}
+        try:
+            mix = MixConfig.model_validate({**unset, **given}.get("mix", cls.model_fields["mix"].default))
+        except ValidationError:
+            return {**unset, **given}  # an error of `mix`
+        as_sampled = given.get("trained_under") == "generation_prompt" and mix.revised == 0
+        if on_policy or as_sampled or given.get("level", "token") != "token":
+            unset["correction"] = "none"
+        if mix.has_one_origin:
+            unset["baseline"] = "group"
+        return {**unset, **given}
 
     @model_validator(mode="after")
     def correction_has_an_effect(self) -> "GrapeConfig":
@@ -201,7 +221,7 @@ class GrapeConfig(GroupRelativeConfig):
     @model_validator(mode="after")
     def origins_have_an_effect(self) -> "GrapeConfig":
         mix = self.mix
-        if self.baseline == "origin" and [mix.fresh, mix.revised, mix.demonstrated].count(0) == 2:
+        if self.baseline == "origin" and mix.has_one_origin:
             raise ValueError("`baseline: origin` has no effect: all responses of `mix` have one origin")
         if self.revise == "failures" and mix.revised == 0:
             raise ValueError("`revise: failures` has no effect: `mix` has no revised responses")
@@ -226,8 +246,8 @@ class GrapeConfig(GroupRelativeConfig):
             return self
         if self.mix.revised + self.mix.demonstrated > 0:
             raise ValueError("`self_distillation` samples every response for the bare question: leave out `mix`")
-        for key in ("trained_under", "correction", "scaffold"):
-            if getattr(self, key) != type(self).model_fields[key].default:
+        for key, inert in (("trained_under", "question"), ("correction", "none"), ("scaffold", None)):
+            if getattr(self, key) != inert:
                 raise ValueError(
                     f"`{key}` has no effect with `self_distillation`, whose responses are sampled on policy"
                 )

@@ -3,11 +3,11 @@
 With fresh responses under the bare question, one item scored by a reward model and confidence 1, it is GRPO.
 
 A response is trained behind its question, and π₀ of the ratio is the policy at the step's start behind that same text,
-whatever the response was drawn under. So ratios begin at 1, as eq. 14 has them, and nothing corrects for where the
-response came from: a revision that the bare question would hardly have led to is learned as if it had. Options, each
-by itself, change this:
+whatever the response was drawn under. So ratios begin at 1, as eq. 14 has them, and in the paper's form nothing
+corrects for where the response came from: a revision that the bare question would hardly have led to is learned as if
+it had. Options, each by itself, change this; the first two are the default (docs/results/rubric-study.md):
 
-correction            weights of responses that were drawn under another prompt: truncated ratios, or TOPR's
+correction            weights of responses that were drawn under another prompt: TOPR's, or truncated ratios
 baseline              a response is compared with those of its own origin
 revise                only questions whose last group failed are revised
 demonstration_gamma   LUFFY's loss for the dataset's answers
