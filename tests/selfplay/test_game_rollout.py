@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from vigneron.labels.from_run import comparisons_of_run, open_samples
 from vigneron.labels.live_sampling import load_sampler
 from vigneron.policy.logprobs import score
 from vigneron.rollout import reply_draft
+from vigneron.run_store.folder import RunFolder
 from vigneron.selfplay import players, seat
 
 
@@ -354,3 +355,47 @@ def test_a_run_trains_both_roles(tmp_path: Path) -> None:
         assert all(completion[0]["role"] == "assistant" for completion in item.completions)
     with pytest.raises(UserError, match="label the samples that it has, `vigneron label"):
         load_sampler(str(run.folder), temperature=1.0, max_new_tokens=None)
+
+
+class Halves:
+    """Over two rounds ann is paid for letters of the alphabet's first half, bob for those of the second."""
+
+    roles = ("ann", "bob")
+    paid: ClassVar = {"ann": "abcdefghijklm", "bob": "nopqrstuvwxyz"}
+
+    def __init__(self, row: Any, seed: int) -> None:
+        self.said = dict.fromkeys(self.roles, "")
+        self.rounds = 2
+
+    def start(self) -> Round:
+        return Round(self.roles, {role: role for role in self.roles})
+
+    def play(self, turns: dict[str, str]) -> Round:
+        self.rounds -= 1
+        self.said = {role: self.said[role] + text for role, text in turns.items()}
+        if self.rounds:
+            return Round(self.roles, dict.fromkeys(self.roles, "go on"))
+        return Round((), {}, {role: self._share(role) for role in self.roles})
+
+    def _share(self, role: str) -> float:
+        letters = [letter for letter in self.said[role].lower() if letter.isalpha()]
+        return sum(letter in self.paid[role] for letter in letters) / len(letters) if letters else 0.0
+
+
+@pytest.mark.slow
+def test_each_role_learns_what_it_is_paid_for(tmp_path: Path) -> None:
+    """One policy, opposite rewards: a reward that went to the other role would be seen here."""
+    config = game_config(
+        talking_folder(tmp_path / "model"),
+        tmp_path,
+        steps=40,
+        prompts_per_step=6,
+        group_size=8,
+        optimizer={"actor_lr": 3e-3},
+        environment={"kind": "game", "class": f"{__name__}:Halves", "max_turns": 3},
+    )
+    records = RunFolder(api.train(config, runs=tmp_path / "runs").folder).metrics()
+    for role in Halves.roles:
+        earned = [record[f"roles/{role}/reward"] for record in records if f"roles/{role}/reward" in record]
+        assert sum(earned[:5]) / 5 < 0.6
+        assert sum(earned[-5:]) / 5 > 0.65, role

@@ -42,6 +42,7 @@ def played(policy: Policy | None = None, **given: Any) -> Batch:
 def game_config(folder: Path, place: Path, **changes: Any) -> Any:
     data = write_rows(place / "rows.jsonl", [{"prompt": word, "topic": word} for word in "abcdef"])
     write_rows(held_out_of(data), [{"prompt": word, "topic": word} for word in "xyz"])
+    environment = changes.pop("environment", {"kind": "game", "class": "support.talking:Letters", "max_turns": 3})
     sections = conversing(folder, method={"name": "grpo"}, **changes)
-    sections["environment"] = {"kind": "game", "class": "support.talking:Letters", "max_turns": 3}
+    sections["environment"] = environment
     return tiny_config(folder, data, **sections)
