@@ -4,7 +4,6 @@ A job is a run's folder; it is done when it has a `result.json` with its key (`s
 the run of that moment is saved after its step, and the next piece resumes it there; a run that was killed begins again.
 """
 
-import gc
 import hashlib
 import json
 import os
@@ -141,7 +140,6 @@ def work(
                 else:
                     took = time.monotonic() - began
                     say(f"{'done  ' if done else 'cut   '}  {job.name}: {took:.0f} s ({job.seconds:.0f} planned)")
-                _free_memory()
                 break
         else:
             time.sleep(0.5)  # others have all that is left
@@ -247,14 +245,6 @@ def is_trained(path: Path, *, evaluated: bool) -> bool:
     if not (records := folder.metrics()) or records[-1]["step"] != folder.config().steps:
         return False
     return not evaluated or any(name.startswith("eval/") for name in records[-1])
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def available(jobs: Mapping[str, Job]) -> tuple[list[str], dict[str, str]]:

@@ -181,6 +181,8 @@ def reduce_logs(run: Path, into: Path) -> None:
     (into / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     if (run / eval_rows.FILE).is_file():
         rows = [_short_row(row) for row in eval_rows.read_kept_rows(run)]
+        if len(rows) < len((run / eval_rows.FILE).read_text(encoding="utf-8").splitlines()):
+            raise UserError(f"{run.name}: {eval_rows.FILE} has lines that are no rows")
         (into / eval_rows.FILE).write_text(eval_rows.eval_row_lines(rows), encoding="utf-8")
     for name in ("config.yaml", RESULT):
         if (run / name).is_file():

@@ -20,6 +20,7 @@ from support.tiny_models import long_tiny_folder
 from vigneron.data.tasks import load_task
 from vigneron.errors import UserError
 from vigneron.report.paired_intervals import estimates
+from vigneron.run_store import eval_rows
 from vigneron.run_store.experiment_arms import CollectedRun, arms_of
 from vigneron.run_store.folder import RunFolder
 from vigneron.training.setup import start
@@ -98,6 +99,27 @@ def test_the_first_command_can_be_given_twice(tmp_path: Path, capsys: pytest.Cap
 
 
 # ---------------------------------------------------------------------------------------------- jobs
+
+
+def test_rows_are_kept_in_eight_digits(tmp_path: Path) -> None:
+    run, rows = tmp_path / "run", [(1 / 3, 2e-9 / 7, 0.25), (None, 1.0, 0.0)]
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 0}\n')
+    kept = [eval_rows.EvalRow(0, (at, -5), a, b, {"more": c}) for at, (a, b, c) in enumerate(rows)]
+    (run / eval_rows.FILE).write_text(eval_rows.eval_row_lines(kept))
+    study_store.reduce_logs(run, tmp_path / "small")
+    (first, second) = eval_rows.read_kept_rows(tmp_path / "small")
+    assert (first.name, first.correct, first.reward, first.others) == (
+        (0, -5),
+        0.33333333,
+        2.8571429e-10,
+        {"more": 0.25},
+    )
+    assert (second.name, second.correct, second.reward) == ((1, -5), None, 1.0)
+    with (run / eval_rows.FILE).open("a") as file:
+        file.write('{"step": 1}\n')
+    with pytest.raises(UserError, match="lines that are no rows"):
+        study_store.reduce_logs(run, tmp_path / "again")
 
 
 def test_an_arm_that_this_version_cannot_run_is_named() -> None:

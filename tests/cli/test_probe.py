@@ -35,6 +35,7 @@ PLAIN = Probe(
     echoed=0.0,
     answers_echo=0.0,
     answer_tokens=3,
+    answer_words=1,
     multiline=False,
     pays_empty=0.0,
     pays_echo=0.1,
@@ -64,12 +65,16 @@ def test_which_reward() -> None:
     assert none.interval[1] == pytest.approx(1.96**2 / (256 + 1.96**2))
     assert "even the upper bound of p0 gives 0.47 hits in a step and 47 in 100 steps" in said(none, config_of())
     assert 'embedder: "lexical"}`, a dense reward' in said(none, config_of()), "answers are words"
-    several = replace(none, answer_tokens=7)
+    several = replace(none, answer_tokens=7, answer_words=4)
+    assert "{kind: token_f1}" in said(replace(none, answer_words=2), config_of()), "two short words"
+    sentence = said(replace(none, answer_tokens=20, answer_words=14), config_of(max_new_tokens=32))
+    assert 'embedder: "minilm"}`, a dense reward' in sentence
+    assert "SFT did best" in sentence
     assert "`reward: {kind: token_f1}`, a dense reward, more samples a step, or SFT" in said(several, config_of())
     assert 'embedder: "minilm"}]' in said(several, config_of(prompts_per_step=16)), "annealed with an embedder"
     assert "0.18" not in said(several, config_of())
     some = replace(PLAIN, hits=2, hits_by_prompt=(1, 1) + (0,) * 30)
-    assert "from 0.18 hits a step it learned as well" in said(some, config_of(prompts_per_step=1))
+    assert "it did learn at 0.18 hits a step" in said(some, config_of(prompts_per_step=1))
     assert "annealed" in said(none, config_of(prompts_per_step=16))
     assert said(none, config_of({"kind": "semantic"})) == "", "it is dense"
     assert said(none, config_of({"kind": "semantic"}, prompts_per_step=16)) == "", "of open answers, none is equal"
@@ -158,6 +163,8 @@ def test_the_rubrics_prompts_should_lead_to_hits_that_the_bare_question_does_not
     helped = Sampled(hits=64, checked=256, reward=0.5)
     bare = replace(PLAIN, hits=0, hits_by_prompt=(0,) * 32, flat=1.0, prompted=helped)
     assert "grpo" not in said(bare, grape)
+    assert said(bare, grape).startswith("rejection sampling as well, with the rubric's prompt in `sampling.prompt`")
+    assert "rejection" not in said(replace(bare, hits=40, hits_by_prompt=()), grape), "0.156 may be 0.206, and 0.25 too"
     assert "contrastive" not in said(bare, grape), "GRAPE needs a rubric"
     line = said(replace(bare, hits=80), grape)
     assert line.startswith("other `generate` prompts in the rubric: p0 is 0.312 for the bare question and 0.250 with")

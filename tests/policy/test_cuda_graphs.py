@@ -54,6 +54,8 @@ def test_nothing_is_collected_during_a_capture(enabled: bool) -> None:
 def test_a_pool_is_kept_until_its_graphs_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bookkeeping, without a GPU; `tests/gpu/test_graph_pool_cuda.py` has the memory."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(cuda_graphs, "_captured", weakref.WeakSet())
+    monkeypatch.setattr(cuda_graphs, "_pools", {})
     monkeypatch.setattr(cuda_graphs, "_capture", lambda function, device, pool: (Cycle(), function()))
     device = torch.device("cpu")
     first, _ = cuda_graphs.capture(lambda: 1, device)

@@ -28,6 +28,7 @@ from vigneron.run_store.samples import SampleStore
 from vigneron.training.callbacks import Silent
 from vigneron.training.grape_prompts import Scaffold
 from vigneron.training.run import Run
+from vigneron.training.setup.resolve import with_values
 from vigneron.training.setup.start import start_run
 
 pytestmark = pytest.mark.usefixtures("grape_functions")
@@ -406,7 +407,10 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, roomy_folder: P
         ({"self_distillation": {}, "correction": "topr"}, "`correction` has no effect with `self_distillation`"),
         ({"self_distillation": {}, "baseline": "origin"}, "all responses of `mix` have one origin"),
         ({"trained_under": "generation_prompt", "mix": {"fresh": 1.0}, "correction": "topr"}, "has no effect"),
-        ({"mix": {**HALVES, "fresh": 2.0}}, "`group_size` to 10 or more, .*, or `method.baseline: group`"),
+        (
+            {"mix": {**HALVES, "fresh": 2.0}, "baseline": "origin"},
+            "`group_size` to 10 or more, .*, or `method.baseline: group`",
+        ),
         ({"self_distillation": {}, "level": "geometric", "aggregation": "samples"}, "set `level: token`"),
     ],
 )
@@ -415,6 +419,19 @@ def test_an_option_without_effect_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=why):
         check_config(recipe(tmp_path, tiny_folder, "rubric.yaml", method={"name": "grape", **options}), "tiny")
+
+
+@pytest.mark.parametrize("by", ["proportion", "probability"])
+@pytest.mark.parametrize(("size", "baseline"), [(9, "group"), (10, "origin")])
+def test_an_origin_that_would_be_alone_is_compared_with_its_group(
+    tmp_path: Path, tiny_folder: Path, by: str, size: int, baseline: str
+) -> None:
+    """One in five is revised: a group of ten has two. Nobody asked for a baseline."""
+    method = {"name": "grape", "mix": {"fresh": 0.8, "revised": 0.2, "by": by}}
+    given = recipe(tmp_path, tiny_folder, "rubric.yaml", method=method, group_size=size)
+    method = with_values(check_config(given, "tiny")).method
+    assert isinstance(method, GrapeConfig)
+    assert method.baseline == baseline
 
 
 @pytest.mark.parametrize(

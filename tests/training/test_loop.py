@@ -18,6 +18,7 @@ from vigneron.batch import Batch
 from vigneron.errors import UserError
 from vigneron.methods import build_method
 from vigneron.rewards.apply import ApplyReward
+from vigneron.rollout.engine.engine import Engine
 from vigneron.training.callbacks import Silent
 from vigneron.training.loop import train
 from vigneron.training.run import Run
@@ -49,6 +50,23 @@ def test_the_policy_learns_what_is_rewarded(tmp_path: Path, tiny_folder: Path) -
         train(run, until := UntilLearned(0.5))
     run.close()
     assert sum(until.values[:3]) / 3 < 0.1
+
+
+def test_a_run_that_is_over_keeps_no_gradients_and_no_graphs(tmp_path: Path, tiny_folder: Path) -> None:
+    """Its model may be used on, and the next run of the process needs the memory."""
+    run = start(tmp_path, tiny_folder, steps=1)
+    train(run, Silent())
+    policy = run.policy
+    assert isinstance(policy.sampler, Engine)
+    for weight in policy.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    graphs = policy._inference_graphs, policy.sampler._graphs
+    for some in graphs:
+        some._seen.add("a shape")
+    run.close()
+    assert all(weight.grad is None for weight in policy.model.parameters())
+    assert policy._inference_graphs is not graphs[0]
+    assert not graphs[1]._seen
 
 
 def test_metrics_say_what_the_batch_was(tmp_path: Path, tiny_folder: Path) -> None:

@@ -15,7 +15,7 @@ from vigneron.training.probe import Probe, Sampled
 
 ENOUGH_HITS = 1.0
 """Hits in a step, below which most steps teach a check nothing. A dense reward need not learn faster then: in
-docs/results/dense-study.md it did where the check was never hit, and not at 0.18 hits a step."""
+docs/results/dense-study.md it did where the check was never hit; at 0.18 hits a step no difference was shown."""
 MIXED = 0.5
 """This share of groups should hold both hits and misses."""
 FLAT = 0.5
@@ -24,6 +24,8 @@ DENSE = {"semantic", "token_f1", "probability"}
 """Rewards that tell wrong answers apart."""
 SENTENCE = 4
 """Answers of more tokens than this are sentences, which an embedder of words cannot read."""
+FEW_WORDS = 6
+"""Answers of more words than this are sentences to the study of dense rewards, whose others have up to four."""
 GROUP_SIZES = (2, 4, 8, 16, 32, 64)
 CUT = 0.1
 """Above this share of cut completions, length or stop text should change."""
@@ -150,11 +152,12 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
     elif kinds != {"binary"} and not found.flat > FLAT:
         return  # a reward of another kind, which tells samples apart
     elif high < ENOUGH_HITS:
-        enough = "; but from 0.18 hits a step it learned as well (docs/results/dense-study.md)" if found.hits else ""
+        enough = "; it did learn at 0.18 hits a step (docs/results/dense-study.md)" if found.hits else ""
+        best = "; where answers were sentences, SFT did best" if found.answer_words > FEW_WORDS else ""
         yield (
             f"`reward: {_dense(found, config)}`, a dense reward, more samples a step, or SFT on the answers: even the "
             f"upper bound of p0 gives {high:.2g} hits in a step and {high * config.steps:.2g} in {config.steps} steps "
-            f"of the untrained model, and a check learns from hits alone{enough}"
+            f"of the untrained model, and a check learns from hits alone{enough}{best}"
         )
     elif low < ENOUGH_HITS:
         yield f"{_annealed(found, config)}: {_near(low, high)}"
@@ -174,6 +177,11 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
             "without them, and where the bare question has hits, GRPO did as well or better "
             "(docs/results/rubric-study.md)"
         )
+    elif found.interval[1] < helped.interval[0]:
+        yield (
+            f"rejection sampling as well, with the rubric's prompt in `sampling.prompt`: {both}, and there it did as "
+            "well as GRAPE with less (docs/results/rubric-study.md)"
+        )
 
 
 def _revisions(found: Probe) -> Iterator[str]:
@@ -189,7 +197,7 @@ def _revisions(found: Probe) -> Iterator[str]:
 def _near(low: float, high: float) -> str:
     return (
         f"between {low:.2f} and {high:.1f} hits in a step, and with fewer than 1 most steps teach a check nothing; "
-        "at 1.1 an annealed reward was ahead of it (docs/results/dense-study.md)"
+        "at 1.1 an annealed reward was ahead of the check (docs/results/dense-study.md)"
     )
 
 
@@ -199,8 +207,9 @@ def _annealed(found: Probe, config: Config) -> str:
 
 
 def _dense(found: Probe, config: Config) -> str:
-    """Shared words taught as well as an embedder in the study. A single word is shared or not, as for a check."""
-    return "{kind: token_f1}" if found.answer_tokens > SENTENCE else _contrastive(found, config)
+    """Where answers were a few words, shared words taught as well as an embedder. A single one is shared or not, as for
+    a check; token F1 of sentences was not studied."""
+    return "{kind: token_f1}" if 1 < found.answer_words <= FEW_WORDS else _contrastive(found, config)
 
 
 def _contrastive(found: Probe, config: Config) -> str:

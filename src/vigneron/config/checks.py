@@ -1,6 +1,5 @@
 """Checks between the sections of a config: what contradicts itself, and what has no effect."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,12 +103,11 @@ def a_group_can_be_compared(config: TopLevel) -> None:
 
 def an_origin_can_be_compared(config: TopLevel) -> None:
     """One response alone of its origin, in every group, would have advantage 0 for the whole run."""
-    if not isinstance(config.method, GrapeConfig) or config.method.baseline == "group":
+    method = config.method
+    if not isinstance(method, GrapeConfig) or method.baseline == "group" or "baseline" not in method.model_fields_set:
         return
-    mix = config.method.mix
-    total, rarest = mix.fresh + mix.revised + mix.demonstrated, min(filter(None, (mix.fresh, mix.revised)))
-    least = math.ceil(2 * total / rarest - 1e-9)
-    if mix.by == "proportion" and config.group_size < least:
+    least = method.smallest_group_by_origin
+    if method.mix.by == "proportion" and config.group_size < least:
         raise ValueError(
             "`baseline: origin` needs two responses of an origin in a group: set `group_size` to "
             f"{least} or more, `method.mix.by: probability`, or `method.baseline: group`"

@@ -1,11 +1,12 @@
 """Group-relative methods: GRPO, and GRAPE with its mix of responses."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from vigneron.config.kl import GrpoKlConfig
+from vigneron.config.kl import GrapeKlConfig, GrpoKlConfig
 from vigneron.config.options import Aggregation, MethodOptions
 from vigneron.config.values import NotNegative, Positive, Share, Strict, as_before
 
@@ -147,6 +148,7 @@ class GrapeConfig(GroupRelativeConfig):
         "GRAPE: groups of answers, some of them revised, scored by a rubric and compared within their group."
     )
     name: Literal["grape"]
+    kl: GrapeKlConfig = GrapeKlConfig()
     mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The prompt of all responses in training, whichever prompt they were sampled from."""
@@ -158,7 +160,7 @@ class GrapeConfig(GroupRelativeConfig):
     baseline: Literal["group", "origin"] = "origin"
     """What a reward is compared with. group: the mean of its group (the paper). origin: of the group's responses of the
     same origin; one alone has advantage 0, and the dataset's answer is compared with the group. Unset: group where all
-    responses have one origin."""
+    responses have one origin, or a group has fewer than two of one."""
     revise: Literal["all", "failures"] = "all"
     """failures: only questions whose last group failed get revisions, the others fresh responses instead."""
     fails_by: Literal["reward", "check"] = "reward"
@@ -175,6 +177,13 @@ class GrapeConfig(GroupRelativeConfig):
     @property
     def needs_rubric(self) -> bool:
         return True
+
+    @property
+    def smallest_group_by_origin(self) -> int:
+        """A group of this size has two sampled responses of each origin, on average where origins are drawn."""
+        mix = self.mix
+        rarest = min(share for share in (mix.fresh, mix.revised) if share)
+        return math.ceil(2 * (mix.fresh + mix.revised + mix.demonstrated) / rarest - 1e-9)
 
     @property
     def shows_answers(self) -> bool:

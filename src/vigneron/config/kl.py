@@ -74,6 +74,13 @@ class GrpoKlConfig(KlConfig):
     """β, the weight of the KL in the loss."""
 
 
+class GrapeKlConfig(GrpoKlConfig):
+    """The paper has none; 0.01 is what the best form of docs/results/rubric-study.md had."""
+
+    coefficient: NotNegative = 0.01
+    """β, the weight of the KL in the loss."""
+
+
 class ReinforceKlConfig(KlConfig):
     """In the loss; none by default."""
 

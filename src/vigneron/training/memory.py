@@ -73,9 +73,9 @@ def grow_segments(config: Config, device: torch.device) -> None:
     torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{grows}")
 
 
-def clear_memory(device: torch.device) -> None:
-    """Give back what earlier runs of this process have left, before anything of this run is loaded."""
-    if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_reserved(device):
+def clear_memory() -> None:
+    """Give back what earlier runs of this process have left on the GPU, before anything of this one is loaded."""
+    if torch.cuda.is_initialized():
         gc.collect()
         release_pools()
         torch.cuda.empty_cache()

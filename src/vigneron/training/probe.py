@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 from vigneron.batch import Batch
@@ -88,6 +89,8 @@ class Probe(Sampled):
     """Share of the reference answers that are echoes of their input, as in copying."""
     answer_tokens: int
     """The 95th percentile of the reference answers' tokens; 0 without answers."""
+    answer_words: int
+    """The median of their words."""
     multiline: bool
     """Whether a reference answer has several lines."""
     pays_empty: float
@@ -241,6 +244,7 @@ def measured(
         echoed=_mean(echoes),
         answers_echo=_mean(own),
         answer_tokens=lengths[math.ceil(0.95 * len(lengths)) - 1] if lengths else 0,
+        answer_words=int(median(len(answer.split()) for answer in answers)) if answers else 0,
         multiline=any("\n" in answer.strip() for answer in answers),
         pays_empty=paid["empty"],
         pays_echo=paid["echo"],

@@ -20,6 +20,7 @@ from vigneron.remote.setup import RemoteWorkers
 from vigneron.rewards.apply import ApplyReward
 from vigneron.rewards.checkers import Check
 from vigneron.rewards.rank0_reward import Rank0Reward
+from vigneron.rollout.engine.engine import Engine
 from vigneron.run_data.load import Data
 from vigneron.run_store.folder import RunFolder
 from vigneron.run_store.metrics_file import records_of
@@ -237,7 +238,7 @@ class Run:
     def close(self) -> None:
         """Close everything, whatever one part raises."""
         with ExitStack() as stack:
-            stack.callback(self._drop_passes)
+            stack.callback(self._free_memory)
             stack.callback(self.output.close, self.step)
             if self.remote is not None:
                 stack.callback(self.remote.close)
@@ -247,9 +248,10 @@ class Run:
             if self.async_rollout is not None:
                 stack.callback(self.async_rollout.close)
 
-    def _drop_passes(self) -> None:
-        """What only training needs of the model, which may be used on: gradients, and the graphs of passes."""
-        self.policy.drop_graphs()
+    def _free_memory(self) -> None:
+        """What only training needs of the model, which may be used on: gradients and CUDA graphs."""
         self.policy.model.zero_grad(set_to_none=True)
-        if self.reference.is_loaded:
-            self.reference.policy.drop_graphs()
+        for policy in (self.policy, *([self.reference.policy] if self.reference.is_loaded else [])):
+            policy.drop_graphs()
+            if isinstance(policy.sampler, Engine):  # which captures them again if it is used on
+                policy.sampler.clear_graphs()

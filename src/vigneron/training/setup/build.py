@@ -44,7 +44,7 @@ from vigneron.training.checkpoint.base_identity import Identity, begin_identity
 from vigneron.training.checkpoint.write import Retention, Saver
 from vigneron.training.collect import collecting, rewarding
 from vigneron.training.importance_weights import WeightedAdvantage
-from vigneron.training.memory import clear_memory, grow_segments, limit_memory
+from vigneron.training.memory import grow_segments, limit_memory
 from vigneron.training.method import Method, unchanged
 from vigneron.training.mismatch import mismatch_limits
 from vigneron.training.out_of_memory import explained_memory
@@ -209,8 +209,6 @@ def _load(
     config: Config, folder: RunFolder, data: Data, view: View, remote: RemoteWorkers
 ) -> tuple[Any, RubricAudit | None, Policy, Parent | None]:
     """Reward, audit, policy and parent: everything read from files, which may be missing on some node."""
-    device = resolve_device(config.model.device)
-    clear_memory(device)
     reward = build_reward(
         config.reward,
         load_checker(checker_name(config), optional=config.answers_are_optional),
@@ -226,6 +224,7 @@ def _load(
     audit = build_rubric_audit(config, reward, data, folder, notice=view.notice, placement=remote.placement)
     remote.check_used()
     seed_everything(config.seed)
+    device = resolve_device(config.model.device)
     if is_emulated(config.model.dtype, device):
         quiet_emulation()
     grow_segments(config, device)

@@ -4,7 +4,15 @@ from typing import Any
 
 import torch
 
-from vigneron.config import Config, GameConfig, LocalJudgeConfig, LocalPlayerConfig, RewardConfig, is_api_embedder
+from vigneron.config import (
+    Config,
+    GameConfig,
+    GrapeConfig,
+    LocalJudgeConfig,
+    LocalPlayerConfig,
+    RewardConfig,
+    is_api_embedder,
+)
 from vigneron.errors import UserError, nearest
 from vigneron.files import parse_json, read_regular, user_path
 from vigneron.policy.bundled import BUNDLED_MODELS
@@ -57,6 +65,9 @@ def with_values(config: Config) -> Config:
     if config.method.parent_model is not None:
         weights = newest_weights(config.method.parent_model, "method.parent")
         changes["method"] = config.method.model_copy(update={"parent": weights})
+    if isinstance(method := config.method, GrapeConfig) and "baseline" not in method.model_fields_set:
+        alone = config.group_size < method.smallest_group_by_origin
+        changes["method"] = method.model_copy(update={"baseline": "group" if alone else method.baseline})
     if config.parent is not None:
         parent = (
             {"url": base_url(config.parent.url, "parent.url")}

@@ -28,6 +28,7 @@ from vigneron.training.checkpoint.read import (
     rename_damaged,
 )
 from vigneron.training.checkpoint.write import delete_drafts
+from vigneron.training.memory import clear_memory
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.rank_files import files_of, join_ranks, scratch_folder
@@ -61,6 +62,7 @@ def resume_run(
 ) -> Run:
     """Resume from the newest intact checkpoint, or from step 0 if there is none. A given config or rubric replaces the
     run's. `weights_only`: load the weights, and start with new optimizers and no other state."""
+    clear_memory()
     join_ranks(config or folder.config(user_code=True), device)
 
     data: Data | None = None

@@ -14,6 +14,7 @@ from vigneron.threads import DaemonPool
 from vigneron.timing import phase
 from vigneron.trackers.tracking import check_trackers
 from vigneron.training.callbacks import View
+from vigneron.training.memory import clear_memory
 from vigneron.training.run import Run
 from vigneron.training.setup.build import Build, build_run
 from vigneron.training.setup.machine_checks import check_compile, check_machine
@@ -27,6 +28,7 @@ def start_run(config: Config, runs: Path, build: Build, *, name: str | None = No
 
     Rank 0 creates the folder and sends its files to the other ranks.
     """
+    clear_memory()
     join_ranks(config)
     folder: RunFolder | None = None
 
