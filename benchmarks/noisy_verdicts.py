@@ -59,7 +59,8 @@ NEXT = ("hasty", "guessing", "careful")
 
 def inverse_variance(error: float) -> float:
     """(verdict − ε)/(1 − 2ε) is right on average and has the variance ε(1 − ε)/(1 − 2ε)²; of several such, the mean
-    weighted by the inverse has the least variance (Lemma 8.1). On the verdict itself the weight is:"""
+    weighted by the inverse has the least variance (the paper's Lemma 8.1: no more than the plain mean's). On the
+    verdict itself the weight is:"""
     return (1 - 2 * error) / (error * (1 - error))
 
 
@@ -72,8 +73,8 @@ CONFIDENCES: dict[str, dict[str, float]] = {
     "shuffled": {judge: inverse_variance(ERRORS[other]) for judge, other in zip(ERRORS, NEXT, strict=True)},
 }
 """The confidence of each judge in each arm. clean: no noise. flat: not used. stated: the probability of being right, as
-a calibrated judge states it. above chance: what is left of it, 1 − 2ε. inverse variance: the
-weights of the mean that is nearest to the truth, if judges err independently. shuffled: that of the next judge."""
+a calibrated judge states it. above chance: what is left of it, 1 − 2ε. inverse variance:
+inverse-variance weights of independent verdicts with their bias removed. shuffled: that of the next judge."""
 
 
 def rubric_file(arm: str, folder: Path) -> Path:

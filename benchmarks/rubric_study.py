@@ -19,15 +19,16 @@ bare question, under the generation prompt, and as revisions of wrong answers.
 **Confidence.** Antonyms, GRPO with advantages divided by their spread (so that arms differ in what they prefer, not in
 scale), 10 × 10 samples; the reward is the mean of three judges whose verdicts are wrong with the probabilities 0.05,
 0.25 and 0.45, weighted by their confidences (`noisy_verdicts.py`). Arms: clean (no noise), flat (no confidences),
-stated (1 − ε), above chance (1 − 2ε), inverse variance ((1 − 2ε)/(ε(1 − ε)): the mean of independent judges that is
-nearest to the truth), shuffled (that of another judge). Held-out accuracy is exact.
+stated (1 − ε), above chance (1 − 2ε), inverse variance ((1 − 2ε)/(ε(1 − ε)): inverse-variance weights of
+verdicts with their bias removed), shuffled (that of another judge). Held-out accuracy is exact.
 
 Learning rates: every arm's is chosen from RATES on tuning data with seed 100, by the mean score of all evaluations over
 the categories (confidence: accuracy); ties go to the middle rate. Where a rate at the edge is best, the next one is
 tried too.
 
-Decision rule, written before the runs. Intervals are of paired differences, by a bootstrap over seeds and held-out
-rows, 95 %. A run's score of a row is its Σ ω τ, the mean of the last three evaluations.
+Decision rule, written before the held-out runs of all arms but GRPO; first version of 17 November in 337d50f3.
+Intervals are of paired differences, by a bootstrap over seeds and held-out rows, 95 %. A run's score of a row is its Σ
+ω τ, the mean of the last three evaluations.
 1. A GRAPE arm is WORTH IT in a category or a kind (form hidden, form stated) if it beats both `grpo` and `rejection`
    over its rows by 0.05: both lower bounds are at least 0.05. It LOSES there if the mean difference to one of the two
    is below −0.02 and the upper bound below 0.
