@@ -30,15 +30,15 @@ from vigneron.training.setup.start import start_run
 
 @pytest.mark.slow
 def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
-    """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO's steps, bit for bit."""
+    """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO at the same KL, bit for bit."""
     scorer = tiny_scorer()
     set_reward_model_kind(scorer, "reward")
     folder = tmp_path / "scorer"
     scorer.model.save_pretrained(folder)
     scorer.tokenizer.save_pretrained(folder)
     rubric = write_rubric(tmp_path, item("liked", flow="reward_model", model=str(folder), squash="none"))
-    grape = {"name": "grape", "updates_per_step": 2, "mix": {"fresh": 1.0, "revised": 0.0}}
-    grpo = {"name": "grpo", "updates_per_step": 2}
+    same = {"updates_per_step": 2, "kl": {"coefficient": 0.04}}
+    grape, grpo = {"name": "grape", "mix": {"fresh": 1.0, "revised": 0.0}, **same}, {"name": "grpo", **same}
     runs = {
         "grape": recipe(tmp_path, tiny_folder, rubric, steps=3, method=grape),
         "grpo": recipe(
