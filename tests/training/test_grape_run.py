@@ -30,7 +30,7 @@ from vigneron.training.setup.start import start_run
 
 @pytest.mark.slow
 def test_grpo_is_the_special_case(tmp_path: Path, tiny_folder: Path) -> None:
-    """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO at the same KL, bit for bit."""
+    """One item of a reward model, confidence 1, fresh answers to the bare question: GRPO, bit for bit, at its KL."""
     scorer = tiny_scorer()
     set_reward_model_kind(scorer, "reward")
     folder = tmp_path / "scorer"
