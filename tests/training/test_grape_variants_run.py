@@ -438,6 +438,7 @@ def test_an_origin_that_would_be_alone_is_compared_with_its_group(
     ("options", "correction", "baseline"),
     [
         ({}, "topr", "origin"),
+        ({"mix": {"by": "proportion"}}, "topr", "origin"),
         ({"mix": {"fresh": 1}}, "topr", "group"),
         ({"mix": {"revised": 1}}, "topr", "group"),
         ({"mix": {"fresh": 0.9, "demonstrated": 0.1}}, "topr", "origin"),

@@ -44,7 +44,7 @@ ONE_SIDED = 0.5
 def probe_lines(found: Probe, config: Config) -> Iterator[str]:
     """A table of what was found, and one line per suggestion."""
     per_step = config.prompts_per_step * config.group_size
-    of = f"{found.prompts} prompts × {found.samples / found.prompts:g}"
+    of = f"{found.prompts} prompts × {found.samples / found.prompts:.3g}"
     helped, revised = found.prompted, found.revised
     more = "" if helped is None else ", and as many with the rubric's prompts"
     more += "" if revised is None else f"; {revised.checked} revisions of wrong ones"
@@ -139,7 +139,7 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
     per_step = config.prompts_per_step * config.group_size
     low, high = (bound * per_step for bound in found.interval)
     kinds = {part.kind for part in config.reward.parts}
-    if not found.checked or config.environment is not None or config.method.needs_rubric:
+    if not found.checked or config.environment is not None or "rubric" in kinds:
         return
     if kinds & DENSE:
         if low >= ENOUGH_HITS and "binary" not in kinds:
@@ -156,11 +156,15 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
         best = "; where answers were sentences, SFT did best" if found.answer_words > FEW_WORDS else ""
         yield (
             f"`reward: {_dense(found, config)}`, a dense reward, more samples a step, or SFT on the answers: even the "
-            f"upper bound of p0 gives {high:.2g} hits in a step and {high * config.steps:.2g} in {config.steps} steps "
-            f"of the untrained model, and a check learns from hits alone{enough}{best}"
+            f"upper bound of p0 gives {high:.2g} hits in a step and {_several(high * config.steps)} in {config.steps} "
+            f"steps of the untrained model, and a check learns from hits alone{enough}{best}"
         )
     elif low < ENOUGH_HITS:
         yield f"{_annealed(found, config)}: {_near(low, high)}"
+
+
+def _several(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def _prompts(found: Probe, config: Config) -> Iterator[str]:
@@ -169,7 +173,8 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
     if helped is None or not helped.checked or not found.checked:
         return
     both = f"p0 is {found.p0:.3f} for the bare question and {helped.p0:.3f} with the rubric's prompts"
-    if helped.p0 <= found.p0:
+    no_hits_but_rewards = not helped.hits and not found.hits and helped.reward > found.reward
+    if helped.p0 <= found.p0 and not no_hits_but_rewards:
         yield f"other `generate` prompts in the rubric: {both}, so sampling with them leads to no more hits"
     elif hits >= ENOUGH_HITS:
         yield (

@@ -89,8 +89,8 @@ class GrpoConfig(GroupRelativeConfig):
 
 
 class MixConfig(Strict):
-    """Shares of a question's responses by origin, normalized to a sum of one. With nothing to revise yet, responses are
-    fresh."""
+    """Shares of a question's responses by origin, normalized to a sum of one; one that is left out is 0, if any is
+    given. With nothing to revise yet, responses are fresh."""
 
     fresh: NotNegative = 0.0
     """Sampled from the category's generation prompt."""
@@ -105,11 +105,20 @@ class MixConfig(Strict):
     def has_one_origin(self) -> bool:
         return [self.fresh, self.revised, self.demonstrated].count(0) == 2
 
+    @model_validator(mode="before")
+    @classmethod
+    def half_and_half(cls, given: Any) -> Any:
+        """Where no share is given."""
+        shares = {"fresh", "revised", "demonstrated"}
+        no_shares = isinstance(given, Mapping) and shares.isdisjoint(given)
+        return {"fresh": 0.5, "revised": 0.5, **given} if no_shares else given
+
     @model_validator(mode="after")
     def some_are_sampled(self) -> "MixConfig":
         if self.fresh + self.revised == 0:
             raise ValueError(
-                "`fresh` or `revised` must be above 0: a group with only the dataset's answer has one text"
+                "give `fresh` or `revised` a share above 0 (a share that is left out is 0): a group with only the "
+                "dataset's answer has one text"
             )
         return self
 
@@ -149,7 +158,7 @@ class GrapeConfig(GroupRelativeConfig):
     )
     name: Literal["grape"]
     kl: GrapeKlConfig = GrapeKlConfig()
-    mix: MixConfig = MixConfig(fresh=0.5, revised=0.5)
+    mix: MixConfig = MixConfig()
     trained_under: Literal["question", "generation_prompt"] = "question"
     """The prompt of all responses in training, whichever prompt they were sampled from."""
     correction: Literal["none", "truncated", "topr"] = "topr"
