@@ -171,7 +171,7 @@ def test_the_rubrics_prompts_should_lead_to_hits_that_the_bare_question_does_not
     assert "other `generate`" in said(replace(bare, prompted=replace(helped, hits=0, reward=0.25)), grape)
     assert "other `generate`" not in said(replace(bare, prompted=replace(helped, hits=0)), grape), "better rewards"
     rubric = config_of({"kind": "rubric", "file": "coding"}, prompts_per_step=16)
-    assert "reward:" not in said(replace(bare, prompted=None), rubric), "not another reward in place of the rubric"
+    assert "`reward:" not in said(replace(bare, prompted=None), rubric), "not another reward in place of the rubric"
     assert "`method: {name: grpo}` as well" in said(replace(bare, hits=24), grape), "0.064 of 32 samples is 2 hits"
     assert "grpo" not in said(replace(bare, hits=4), grape), "0.006 of 32"
     assert "p0 is" not in said(replace(bare, hits=80, prompted=None), grape)
