@@ -152,18 +152,18 @@ def _reward(found: Probe, config: Config) -> Iterator[str]:
     elif kinds != {"binary"} and not found.flat > FLAT:
         return  # a reward of another kind, which tells samples apart
     elif high < ENOUGH_HITS:
-        enough = "; it did learn at 0.18 hits a step (docs/results/dense-study.md)" if found.hits else ""
-        best = "; where answers were sentences, SFT did best" if found.answer_words > FEW_WORDS else ""
+        it_learned = "; it did learn at 0.18 hits a step (docs/results/dense-study.md)" if found.hits else ""
+        sft_did_best = "; where answers were sentences, SFT did best" if found.answer_words > FEW_WORDS else ""
         yield (
             f"`reward: {_dense(found, config)}`, a dense reward, more samples a step, or SFT on the answers: even the "
-            f"upper bound of p0 gives {high:.2g} hits in a step and {_several(high * config.steps)} in {config.steps} "
-            f"steps of the untrained model, and a check learns from hits alone{enough}{best}"
+            f"upper bound of p0 gives {high:.2g} hits in a step and {_rounded(high * config.steps)} in {config.steps} "
+            f"steps of the untrained model, and a check learns from hits alone{it_learned}{sft_did_best}"
         )
     elif low < ENOUGH_HITS:
         yield f"{_annealed(found, config)}: {_near(low, high)}"
 
 
-def _several(number: float) -> str:
+def _rounded(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
 
 
@@ -173,8 +173,8 @@ def _prompts(found: Probe, config: Config) -> Iterator[str]:
     if helped is None or not helped.checked or not found.checked:
         return
     both = f"p0 is {found.p0:.3f} for the bare question and {helped.p0:.3f} with the rubric's prompts"
-    no_hits_but_rewards = not helped.hits and not found.hits and helped.reward > found.reward
-    if helped.p0 <= found.p0 and not no_hits_but_rewards:
+    better_without_hits = not helped.hits and not found.hits and helped.reward > found.reward
+    if helped.p0 <= found.p0 and not better_without_hits:
         yield f"other `generate` prompts in the rubric: {both}, so sampling with them leads to no more hits"
     elif hits >= ENOUGH_HITS:
         yield (
